@@ -1,0 +1,86 @@
+"""The mask window of the diffusion drafter: shift, attention pattern and positions, for training and for decoding.
+
+One convention, shared by the loss and by the sampler (METHOD.md sections 2 and 4):
+
+- the prefix is **causal**, so its keys and values are exact to cache;
+- a window of G tokens x_1 .. x_G behind a prefix of n tokens has G - 1 **window rows** at positions n .. n + G - 2;
+  row j stands on x_j's place and holds the mask token, or x_j where it is revealed;
+- left shift: q_1 comes from the last prefix row (which sees no window row), q_(j+1) from window row j;
+- window rows see the whole prefix and one another (bidirectional), and no row of another window.
+
+Letters: B batch, T clean tokens, W windows, G window, R = T + W (G - 1) rows of a training pass.
+"""
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+
+class WindowBatch(NamedTuple):
+    """Everything a training pass over many windows of each sequence needs beside the tokens."""
+
+    positions_BR: Tensor  # long: place of every row in its text
+    sees_BRR: Tensor  # bool: row, column -> may look
+    source_BWG: Tensor  # long: the row that speaks for x_1 .. x_G
+    target_BWG: Tensor  # long: the place of x_1 .. x_G in the text (clipped to T - 1; see valid)
+    valid_BWG: Tensor  # bool: x_j lies inside the text
+
+
+def decoding_mask(*, cached: int, new: int, window_rows: int, device: torch.device | str = "cpu") -> Tensor:
+    """Who sees whom in one drafting pass: bool [new + window_rows, cached + new + window_rows].
+
+    `new` committed tokens not yet cached (causal), then the window rows (all of the prefix and one another).
+    """
+    rows, columns = new + window_rows, cached + new + window_rows
+    row, column = torch.arange(rows, device=device)[:, None], torch.arange(columns, device=device)[None]
+    causal = column <= cached + row
+    return torch.where(row < new, causal, torch.ones_like(causal))
+
+
+def causal_mask(*, cached: int, new: int, device: torch.device | str = "cpu") -> Tensor:
+    """The ordinary causal pattern of `new` rows behind `cached` ones: bool [new, cached + new]."""
+    return decoding_mask(cached=cached, new=new, window_rows=0, device=device)
+
+
+def training_windows(anchors_BW: Tensor, lengths_B: Tensor, *, text: int, window: int) -> WindowBatch:
+    """Lay W windows beside each clean text of `text` padded tokens; window w starts at token `anchors_BW[b, w]`.
+
+    anchors: place of x_1, from 1 (there is always a token before it). lengths: real tokens of each text; places
+    from there on are padding, never a target, and never looked at since the prefix is causal.
+    """
+    assert window >= 1
+    assert int(anchors_BW.min()) >= 1, "a window needs at least one token before it"
+    B, W = anchors_BW.shape
+    device, span = anchors_BW.device, window - 1
+    clean_T = torch.arange(text, device=device)
+    places_BWS = anchors_BW[:, :, None] + torch.arange(span, device=device)
+    positions_BR = torch.cat([clean_T.expand(B, text), places_BWS.flatten(1)], 1)
+
+    # Column limits: a row sees clean columns below `before`; window rows also see the rows of their own window.
+    before_BR = torch.cat(
+        [(clean_T + 1).expand(B, text), anchors_BW[:, :, None].expand(B, W, span).flatten(1)], 1
+    )
+    owner_R = torch.cat(
+        [torch.full((text,), -1, device=device), torch.arange(W, device=device).repeat_interleave(span)]
+    )
+    sees_clean_BRT = clean_T < before_BR[:, :, None]
+    sees_window_RS = (owner_R[:, None] == owner_R[None, text:]) & (owner_R[:, None] >= 0)
+    sees_BRR = torch.cat([sees_clean_BRT, sees_window_RS.expand(B, -1, -1)], 2)
+
+    first_row_W = text + torch.arange(W, device=device) * span
+    source_BWG = torch.cat(
+        [
+            (anchors_BW - 1)[:, :, None],
+            (first_row_W[:, None] + torch.arange(span, device=device)).expand(B, W, span),
+        ],
+        2,
+    )
+    target_BWG = anchors_BW[:, :, None] + torch.arange(window, device=device)
+    valid_BWG = target_BWG < lengths_B[:, None, None]
+    return WindowBatch(positions_BR, sees_BRR, source_BWG, target_BWG.clamp(max=text - 1), valid_BWG)
+
+
+def additive(sees: Tensor, dtype: torch.dtype) -> Tensor:
+    """Attention bias of a boolean pattern: 0 where it may look, the smallest number of `dtype` elsewhere."""
+    return torch.zeros(sees.shape, dtype=dtype, device=sees.device).masked_fill_(~sees, torch.finfo(dtype).min)
