@@ -1,0 +1,124 @@
+"""How every stage starts: `python -m stages.<name> <profile> [what] [method]`.
+
+    if __name__ == "__main__":
+        entry.run(main, objective=lambda profile: keys_at("objectives"))
+
+Command lines carry identity only, never values. A user's mistake (ValueError) ends as one line on stderr and
+status 1, a wrong command line as the list of what is accepted and status 2; `python -X dev` shows the
+traceback instead.
+"""
+
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from stages.common.params import PARAMS, Natural, load, profiles
+
+
+@dataclass(frozen=True, kw_only=True)
+class Device:
+    """`<profile>.device`: where tensors live, in which type, on how many threads (0: all cores)."""
+
+    name: Literal["cpu", "cuda"]
+    dtype: Literal["float32", "bfloat16", "auto"]
+    threads: Natural
+
+
+@dataclass(frozen=True, kw_only=True)
+class Run:
+    """Identity of one run: the profile and the further words of the command line, by name."""
+
+    profile: str
+    words: dict[str, str]
+
+    def __getattr__(self, name: str) -> str:
+        words: dict[str, str] = object.__getattribute__(self, "__dict__").get("words", {})
+        if name in words:
+            return words[name]
+        raise AttributeError(name)
+
+    def device(self) -> Device:
+        return load(Device, self.profile, "device")
+
+
+def run(
+    main: Callable[[Run], None],
+    *,
+    compute: bool = True,
+    argv: Sequence[str] | None = None,
+    **words: Callable[[str], Sequence[str]],
+) -> None:
+    """Parse the command line and call `main`; `compute=False` leaves torch and the device section alone.
+
+    Each keyword is a further identity word: its name, and a function from profile to the accepted values.
+    """
+    given = list(sys.argv[1:] if argv is None else argv)
+    try:
+        parsed = parse(given, words)
+        if compute:
+            set_threads(parsed.device().threads)
+        main(parsed)
+    except UsageError as error:
+        _stop(str(error), 2)
+    except ValueError as error:
+        if sys.flags.dev_mode:
+            raise
+        _stop(f"error: {error}", 1)
+    except KeyboardInterrupt:
+        _stop("interrupted", 130)
+
+
+class UsageError(ValueError):
+    """A command line that names no run; the message lists what is accepted."""
+
+
+def parse(argv: Sequence[str], words: dict[str, Callable[[str], Sequence[str]]]) -> Run:
+    """The run a command line names; UsageError otherwise."""
+    shape = " ".join(["<profile>", *(f"<{name}>" for name in words)])
+    usage = f"usage: python -m {_module()} {shape}"
+    if len(argv) != 1 + len(words):
+        detail = f"expected {1 + len(words)} word(s), got {len(argv)}; profiles: {', '.join(profiles())}"
+        raise UsageError(f"{usage}\n{detail}")
+    profile = argv[0]
+    if profile not in profiles():
+        raise UsageError(f"{usage}\nno profile {profile!r} in {PARAMS}; accepted: {', '.join(profiles())}")
+    found = dict(zip(words, argv[1:], strict=True))
+    for name, accepted in words.items():
+        if found[name] not in accepted(profile):
+            values = ", ".join(accepted(profile))
+            raise UsageError(f"{usage}\nno {name} {found[name]!r} in profile {profile}; accepted: {values}")
+    return Run(profile=profile, words=found)
+
+
+def set_threads(threads: int) -> None:
+    """Give torch `threads` threads; 0 means every core this process may use."""
+    import torch
+
+    from stages.common.provenance import cores
+
+    torch.set_num_threads(threads or cores())
+
+
+def compute_dtype(device: Device) -> Any:
+    """The torch dtype of `device`; auto is bfloat16 where matrix units for it exist, else float32."""
+    import torch
+
+    if device.dtype != "auto":
+        return getattr(torch, device.dtype)
+    if device.name == "cuda":
+        return torch.bfloat16 if torch.cuda.is_bf16_supported() else torch.float32
+    info = Path("/proc/cpuinfo")
+    fast = info.exists() and "amx_bf16" in info.read_text()
+    return torch.bfloat16 if fast else torch.float32
+
+
+def _module() -> str:
+    parts = Path(sys.argv[0]).parts
+    return f"stages.{parts[-2]}" if parts and parts[-1] == "__main__.py" else "stages.<name>"
+
+
+def _stop(message: str, status: int) -> None:
+    print(message, file=sys.stderr)
+    raise SystemExit(status)
