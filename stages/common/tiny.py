@@ -1,0 +1,125 @@
+"""Tiny random verifiers and a byte-level tokenizer: whole-pipeline tests without a download.
+
+`build_tiny` gives Llama, Qwen2 and Gemma models, tied or untied heads, grouped or not, in float32. Every
+weight comes from one seeded generator in the order of parameter names, so a folder has the same bytes on
+every machine. The scales keep greedy texts lively: at transformers' own initialisation a tied head repeats
+the last token for ever, which hides errors of position. Numbers measured on these models mean nothing.
+"""
+
+import math
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
+from transformers import (
+    AutoModelForCausalLM,
+    GemmaConfig,
+    GenerationConfig,
+    LlamaConfig,
+    PreTrainedTokenizerFast,
+    Qwen2Config,
+)
+
+Kind = Literal["llama", "qwen2", "gemma"]
+CONFIGS = {"llama": LlamaConfig, "qwen2": Qwen2Config, "gemma": GemmaConfig}
+
+# The layout of SmolLM2's vocabulary: special tokens first, then (here) the 256 bytes.
+END_OF_TEXT, TURN_START, TURN_END = "<|endoftext|>", "<|im_start|>", "<|im_end|>"
+SPECIALS = (END_OF_TEXT, TURN_START, TURN_END)
+END_IDS = (0, 2)
+VOCABULARY = len(SPECIALS) + 256
+
+CHAT_TEMPLATE = (
+    "{% for message in messages %}"
+    "{% if loop.first and message['role'] != 'system' %}<|im_start|>system\nBe brief<|im_end|>\n{% endif %}"
+    "{{ '<|im_start|>' + message['role'] + '\n' + message['content'] + '<|im_end|>\n' }}"
+    "{% endfor %}"
+    "{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
+)
+
+
+def build_tiny(
+    kind: Kind,
+    *,
+    seed: int,
+    tied: bool = True,
+    layers: int = 2,
+    width: int = 32,
+    heads: int = 4,
+    key_heads: int = 2,
+    vocab: int = VOCABULARY + 5,
+    context: int = 256,
+) -> Any:
+    """A random causal LM of transformers in float32, evaluation mode.
+
+    `vocab` may exceed the tokenizer's 259 ids: the rows above are phantoms that must never be emitted.
+    """
+    if width % heads or heads % key_heads or (width // heads) % 2:
+        raise ValueError(
+            f"tiny model: width {width}, heads {heads}, key_heads {key_heads}: heads must divide width into "
+            "an even head size, key_heads must divide heads"
+        )
+    config = CONFIGS[kind](
+        vocab_size=vocab,
+        hidden_size=width,
+        intermediate_size=2 * width,
+        num_hidden_layers=layers,
+        num_attention_heads=heads,
+        num_key_value_heads=key_heads,
+        head_dim=width // heads,
+        max_position_embeddings=context,
+        tie_word_embeddings=tied,
+        bos_token_id=1,
+        eos_token_id=list(END_IDS),
+        pad_token_id=2,
+        dtype="float32",
+    )
+    model = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
+    generator = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        for name, weight in sorted(model.named_parameters()):
+            if weight.dim() == 2:
+                weight.normal_(0.0, _scale(name, weight, width), generator=generator)
+            elif name.endswith("bias"):
+                weight.normal_(0.0, 0.2, generator=generator)
+    model.generation_config = _generation_config()
+    return model.eval()
+
+
+def _scale(name: str, weight: torch.Tensor, width: int) -> float:
+    if "embed_tokens" in name or "lm_head" in name:
+        return 2.0 / math.sqrt(width)
+    # Layer outputs outweigh the embedding in the residual stream: a tied head does not echo its input.
+    gain = 3.0 if "o_proj" in name or "down_proj" in name else 1.5
+    return gain / math.sqrt(weight.shape[1])
+
+
+def byte_tokenizer() -> PreTrainedTokenizerFast:
+    """Three special tokens and the 256 bytes; every text survives the round trip."""
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    vocabulary = {token: number for number, token in enumerate([*SPECIALS, *alphabet])}
+    inner = Tokenizer(models.BPE(vocab=vocabulary, merges=[]))
+    inner.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    inner.decoder = decoders.ByteLevel()
+    inner.add_special_tokens([AddedToken(token, special=True, normalized=False) for token in SPECIALS])
+    return PreTrainedTokenizerFast(
+        tokenizer_object=inner,
+        bos_token=TURN_START,
+        eos_token=TURN_END,
+        pad_token=TURN_END,
+        unk_token=END_OF_TEXT,
+        padding_side="right",
+        clean_up_tokenization_spaces=False,
+        chat_template=CHAT_TEMPLATE,
+    )
+
+
+def save_tiny(folder: Path, model: Any) -> None:
+    """Write model and byte tokenizer as an HF folder."""
+    model.save_pretrained(folder)
+    byte_tokenizer().save_pretrained(folder)
+
+
+def _generation_config() -> GenerationConfig:
+    return GenerationConfig(bos_token_id=1, eos_token_id=list(END_IDS), pad_token_id=2)
