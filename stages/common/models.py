@@ -11,19 +11,17 @@ import hashlib
 import inspect
 import json
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
 import torch.nn.functional as F
-from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 from transformers import AttentionInterface, AutoConfig, AutoModelForCausalLM, AutoTokenizer, GenerationConfig
 from transformers.utils import logging as hf_logging
 
 from kernels.cache import KVCache
-from kernels.window import additive, causal_mask, decoding_mask
+from kernels.window import additive, causal_mask
 
 ATTENTION = "grouped_sdpa"
 hf_logging.disable_progress_bar()
@@ -264,3 +262,30 @@ def can_pack(device: str, dtype: torch.dtype) -> bool:
     return dtype == torch.float32 or (
         dtype == torch.bfloat16 and torch.ops.mkldnn._is_mkldnn_bf16_supported()
     )
+
+
+def pruned_body(causal_lm: Any, layers: Sequence[int]) -> Any:
+    """A fresh body that keeps these layers of a model, in this order, and shares its (frozen) input embedding."""
+    total = causal_lm.config.num_hidden_layers
+    if not layers or any(not 0 <= layer < total for layer in layers):
+        raise ValueError(f"adapt.layers: {list(layers)} are not layers of a model that has {total} of them")
+    body = empty_body(causal_lm.config.to_dict() | {"num_hidden_layers": len(layers)}, causal_lm.model.embed_tokens)
+    for new, old in zip(body.layers, layers, strict=True):
+        new.load_state_dict(causal_lm.model.layers[old].state_dict())
+    body.norm.load_state_dict(causal_lm.model.norm.state_dict())
+    return body
+
+
+def empty_body(config: dict[str, Any], embedding: nn.Module) -> Any:
+    """A decoder body of this configuration with untrained layers, over another model's input embedding."""
+    config = dict(config)
+    if config.get("layer_types"):
+        config["layer_types"] = config["layer_types"][: config["num_hidden_layers"]]
+    typed = AutoConfig.for_model(config.pop("model_type"), **config)
+    with torch.device("meta"):
+        body = AutoModelForCausalLM.from_config(typed, attn_implementation="sdpa").model
+    rotary = type(body.rotary_emb)(config=typed)
+    body = body.to_empty(device="cpu").float()
+    body.rotary_emb = rotary
+    body.embed_tokens = embedding
+    return body

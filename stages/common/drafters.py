@@ -1,0 +1,148 @@
+"""The masked-diffusion drafter: a depth-pruned causal body that also reads mask rows and speaks a draft vocabulary.
+
+    rows      prefix rows are causal and cached; window rows see the prefix and one another (kernels/window.py)
+    mask      one trained embedding, id `mask_id` = first id beyond the verifier's vocabulary; never proposed
+    head      V_d draft words: d2t[d] is the verifier's id of draft word d, t2d[t] its inverse, -1 where there is none
+    embedding the verifier's own, frozen and shared; it is not stored again
+
+A drafter folder holds `config.json` (of the pruned body), `model.safetensors` and `drafter.json`.
+"""
+
+import json
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import load_file, save_file
+from torch import Tensor, nn
+
+from kernels.cache import KVCache
+from kernels.window import decoding_mask
+from stages.common.models import CausalModel, Verifier, can_pack, empty_body, pack_linears, pruned_body
+
+
+@dataclass(frozen=True, kw_only=True)
+class DrafterCard:
+    """drafter.json. Field names as in DFlash configurations where they exist."""
+
+    kind: str  # "masked_window"
+    block_size: int  # G
+    mask_token_id: int
+    steps: int  # denoising steps it was trained for
+    shift: str  # "left": row i speaks for token i + 1
+    prefix: str  # "causal": prefix rows are cached exactly
+    layers: tuple[int, ...]  # the verifier's layers it was cut from
+    verifier_tokenizer: str  # hash of the id-to-token map
+    vocab_size: int
+    draft_vocab_size: int
+    parameters: int  # trained numbers
+    objective: str
+    provenance: dict[str, Any]
+
+
+class Drafter(CausalModel):
+    """q_1 .. q_G from one pass over [new committed tokens, G - 1 masks] behind the cached prefix."""
+
+    def __init__(self, body: Any, *, d2t: Tensor, vocab_size: int) -> None:
+        super().__init__(body)
+        self.vocab_size = vocab_size
+        self.mask_id = vocab_size
+        self.mask_embedding = nn.Parameter(torch.zeros(self.width))
+        self.lm_head: nn.Module = nn.Linear(self.width, len(d2t), bias=False)
+        self.d2t: Tensor
+        self.t2d: Tensor
+        self.register_buffer("d2t", d2t, persistent=False)
+        t2d = torch.full((vocab_size,), -1)
+        t2d[d2t] = torch.arange(len(d2t))
+        self.register_buffer("t2d", t2d, persistent=False)
+
+    def embed(self, ids: Tensor) -> Tensor:
+        """Embeddings of ids, `mask_id` included."""
+        masked = ids == self.mask_id
+        words = self.body.embed_tokens(ids.masked_fill(masked, 0)).to(self.dtype)
+        return torch.where(masked[..., None], self.mask_embedding.to(self.dtype), words)
+
+    def forward(self, ids_BN: Tensor, positions_BN: Tensor, sees: Tensor, cache: KVCache | None = None) -> Tensor:
+        return self.rows(self.embed(ids_BN), positions_BN, sees, cache)
+
+    def logits(self, hidden_XD: Tensor) -> Tensor:
+        """Float32 scores over the draft vocabulary (ids of `d2t`, not the verifier's)."""
+        return self.lm_head(hidden_XD).float()
+
+    def trained(self) -> list[nn.Parameter]:
+        """Everything but the shared embedding."""
+        return [p for name, p in self.named_parameters() if not name.startswith("body.embed_tokens")]
+
+    @torch.inference_mode()
+    def extend(self, new: Sequence[int], cache: KVCache) -> None:
+        """Cache committed tokens without drafting (the prompt, or a text another method wrote)."""
+        self._pass(new, 0, cache)
+        cache.keep(list(range(len(new))))
+
+    @torch.inference_mode()
+    def draft(self, new: Sequence[int], window: int, cache: KVCache) -> Tensor:
+        """Scores [G, V_d] of the next G tokens behind cache + `new`, which is cached on the way."""
+        assert new and window >= 1
+        hidden = self._pass(new, window - 1, cache)
+        cache.keep(list(range(len(new))))
+        return self.logits(hidden[0, len(new) - 1 :])
+
+    def _pass(self, new: Sequence[int], masks: int, cache: KVCache) -> Tensor:
+        rows = torch.tensor([[*new, *[self.mask_id] * masks]], device=self.device)
+        positions = torch.arange(cache.length, cache.length + rows.shape[1], device=self.device)[None]
+        sees = decoding_mask(cached=cache.length, new=len(new), window_rows=masks, device=self.device)
+        return self(rows, positions, sees, cache)
+
+
+def prune(causal_lm: Any, *, layers: Sequence[int], d2t: Tensor, vocab_size: int) -> Drafter:
+    """A drafter cut from the verifier: kept layers, its final norm, its head's rows for the draft words.
+
+    The mask embedding starts at the mean word. At j = 1 the untrained drafter with every layer and every word *is* the
+    verifier (a test).
+    """
+    drafter = Drafter(pruned_body(causal_lm, layers), d2t=d2t, vocab_size=vocab_size)
+    words_VD = causal_lm.get_input_embeddings().weight[:vocab_size].float()
+    with torch.no_grad():
+        drafter.mask_embedding.copy_(drafter.body.embed_tokens(d2t).float().mean(0))
+        drafter.lm_head.weight.copy_(causal_lm.lm_head.weight.float()[d2t])
+    assert words_VD.shape[1] == drafter.width
+    return drafter
+
+
+def save_drafter(folder: Path, drafter: Drafter, card: DrafterCard) -> None:
+    """Write the three files into an existing, empty folder."""
+    state = {k: v.contiguous() for k, v in drafter.state_dict().items() if not k.startswith("body.embed_tokens")}
+    state |= {"d2t": drafter.d2t, "t2d": drafter.t2d}
+    save_file(state, folder / "model.safetensors", metadata={"format": "pt"})
+    (folder / "config.json").write_text(drafter.body.config.to_json_string())
+    (folder / "drafter.json").write_text(json.dumps(asdict(card), indent=1, sort_keys=True) + "\n")
+
+
+def read_card(folder: Path) -> DrafterCard:
+    path = folder / "drafter.json"
+    if not path.exists():
+        raise ValueError(f"{path}: no drafter here; run `dvc repro adapt distill`")
+    fields = json.loads(path.read_text())
+    return DrafterCard(**{**fields, "layers": tuple(fields["layers"])})
+
+
+def load_drafter(
+    folder: Path, *, embedding: nn.Module, tokenizer: str, dtype: torch.dtype, device: str = "cpu", packed: bool = True
+) -> tuple[Drafter, DrafterCard]:
+    """A saved drafter over the verifier's embedding. `tokenizer`: the verifier's fingerprint, which must be the card's."""
+    card = read_card(folder)
+    if card.verifier_tokenizer != tokenizer:
+        raise ValueError(f"{folder}: this drafter was trained for another tokenizer than the verifier's; train it again")
+    state = load_file(folder / "model.safetensors")
+    d2t, _ = state.pop("d2t"), state.pop("t2d")
+    config = json.loads((folder / "config.json").read_text())
+    drafter = Drafter(empty_body(config, embedding), d2t=d2t, vocab_size=card.vocab_size)
+    missing, unexpected = drafter.load_state_dict(state, strict=False)
+    if unexpected or any(not name.startswith("body.embed_tokens") for name in missing):
+        raise ValueError(f"{folder}/model.safetensors: lacks {missing} and has {unexpected} too many; train it again")
+    drafter = drafter.to(device=device, dtype=dtype).eval().requires_grad_(False)
+    if packed and can_pack(device, dtype):
+        pack_linears(drafter)
+    return drafter, card

@@ -1,0 +1,66 @@
+"""What the drafting methods share: a window drafter with its own exact prefix cache, and keyed draws from q.
+
+The drafter's cache holds committed tokens only, each computed without mask rows beside it, so it is exact and a cycle costs
+the new tokens and the window, never the prefix (METHOD.md section 4). The pending token is committed text: the drafter reads
+it, though the verifier has not cached it yet.
+
+Letters: G window, K drafts, V vocabulary (V_d draft vocabulary).
+"""
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from kernels import sampling
+from stages.common.drafters import Drafter
+from stages.evaluate.engine import DRAFT_STREAM, State
+
+
+class WindowDrafting:
+    """One drafter following one text at a time. `gamma`: the longest window it is asked for."""
+
+    def __init__(self, drafter: Drafter, *, gamma: int) -> None:
+        self.drafter = drafter
+        self.gamma = gamma
+        self.cache = drafter.new_cache(64)
+
+    def start(self, prompt_ids: Sequence[int]) -> None:
+        """Read the prompt ahead of the clock, as far as the drafter's context goes."""
+        self.cache.roll_back(0)
+        if len(prompt_ids) <= self.drafter.context_limit:
+            self.drafter.extend(prompt_ids, self.cache)
+
+    def window(self, state: State) -> int:
+        """How many tokens a draft may have now: 0 when the text is at its limit or beyond the drafter's context."""
+        room = self.drafter.context_limit - len(state.ids) + 1
+        return max(0, min(self.gamma, state.max_depth, room))
+
+    def logits(self, state: State, window: int) -> Tensor:
+        """Scores [window, V_d] of the next tokens, from one pass over the tokens it has not read and the masks."""
+        return self.drafter.draft(state.ids[self.cache.length :], window, self.cache)
+
+    def words(self, draft_ids: Tensor) -> Tensor:
+        """The verifier's ids of draft words."""
+        return self.drafter.d2t[draft_ids]
+
+    def full_vocabulary(self, q_GVd: Tensor) -> Tensor:
+        """q over the verifier's vocabulary: 0 for every word that cannot be drafted."""
+        q_GV = q_GVd.new_zeros(q_GVd.shape[0], self.drafter.vocab_size)
+        q_GV[:, self.drafter.d2t] = q_GVd
+        return q_GV
+
+
+def sample_drafts(q_GV: Tensor, drafts: int, state: State) -> Tensor:
+    """K drafts [K, G] drawn from the marginals, independently of the verifier's coins; keyed by place."""
+    first = len(state.ids)
+    uniforms_GK = torch.stack(
+        [
+            sampling.keyed_uniform(
+                drafts, seed=state.sampling.seed, prompt_key=state.key, position=first + j, stream=DRAFT_STREAM
+            )
+            for j in range(q_GV.shape[0])
+        ]
+    ).to(q_GV.device)
+    rows_GKV = q_GV[:, None].expand(-1, drafts, -1)
+    return sampling.sample_rows(rows_GKV, uniforms_GK).T.contiguous()
