@@ -27,7 +27,9 @@ class KVCache:
         self.in_flight = 0
         self.kv_L2BHCD: Tensor | None = None
 
-    def update(self, key_BHND: Tensor, value_BHND: Tensor, layer_idx: int, *_: object, **__: object) -> tuple[Tensor, Tensor]:
+    def update(
+        self, key_BHND: Tensor, value_BHND: Tensor, layer_idx: int, *_: object, **__: object
+    ) -> tuple[Tensor, Tensor]:
         """Write the pass's rows of one layer; return all rows it may look at, committed and its own.
 
         Called by the attention layers of transformers, which pass more than is needed here.
@@ -68,9 +70,81 @@ class KVCache:
     def _grow(self, end: int, B: int, H: int, D: int, like: Tensor) -> None:
         old = self.kv_L2BHCD
         self.capacity = max(self.capacity, end if old is None else max(end, 2 * self.capacity))
-        grown = torch.zeros(
-            (self.layers, 2, B, H, self.capacity, D), dtype=like.dtype, device=like.device
-        )
+        grown = torch.zeros((self.layers, 2, B, H, self.capacity, D), dtype=like.dtype, device=like.device)
         if old is not None:
             grown[:, :, :, :, : old.shape[4]] = old
         self.kv_L2BHCD = grown
+
+
+class RaggedKVCache:
+    """The same buffer for many texts at once, each with a length of its own; a text lives in a slot.
+
+    `open` names the slots of the next pass and says what its rows see; `commit` says how many rows of each
+    slot stay. The columns a pass looks at end at its longest slot, not at the capacity.
+    """
+
+    def __init__(self, *, layers: int, slots: int, capacity: int) -> None:
+        if layers < 1 or slots < 1 or capacity < 1:
+            raise ValueError(
+                f"a cache needs a layer, a slot and a row at least, got {layers}, {slots}, {capacity}"
+            )
+        self.layers, self.slots, self.capacity = layers, slots, capacity
+        self.lengths = [0] * slots
+        self.kv_L2BHCD: Tensor | None = None
+        self._first, self._last, self._seen, self._new = 0, 0, 0, 0
+
+    def open(self, first: int, last: int, *, new: int, device: torch.device | str) -> tuple[Tensor, Tensor]:
+        """A pass of `new` rows in each of the slots first .. last - 1.
+
+        Returns positions, long [B, new], and what each row sees, bool [B, new, T]: the committed rows of its
+        slot, itself, and the rows of this pass before it.
+        """
+        lengths = self.lengths[first:last]
+        self._first, self._last, self._new, self._seen = first, last, new, max(lengths) + new
+        if self._seen > self.capacity:
+            raise ValueError(f"a pass would reach row {self._seen}: the cache has room for {self.capacity}")
+        self._place_BN = torch.tensor(lengths, device=device)[:, None] + torch.arange(new, device=device)
+        self._slot_B1 = torch.arange(first, last, device=device)[:, None]
+        return self._place_BN, torch.arange(self._seen, device=device) <= self._place_BN[:, :, None]
+
+    def update(
+        self, key_BHND: Tensor, value_BHND: Tensor, layer_idx: int, *_: object, **__: object
+    ) -> tuple[Tensor, Tensor]:
+        """Write one layer of the opened pass; return the rows of its slots up to the longest of them.
+
+        Rows behind a slot's own length are leftovers, finite numbers that `open` hides.
+        """
+        B, H, N, D = key_BHND.shape
+        assert (self._last - self._first, self._new) == (B, N), "the pass is not the one that was opened"
+        if self.kv_L2BHCD is None:
+            shape = (self.layers, 2, self.slots, H, self.capacity, D)
+            self.kv_L2BHCD = torch.zeros(shape, dtype=key_BHND.dtype, device=key_BHND.device)
+        layer_2BHCD = self.kv_L2BHCD[layer_idx]
+        layer_2BHCD[0][self._slot_B1, :, self._place_BN] = key_BHND.transpose(1, 2)
+        layer_2BHCD[1][self._slot_B1, :, self._place_BN] = value_BHND.transpose(1, 2)
+        seen_2BHTD = layer_2BHCD[:, self._first : self._last, :, : self._seen]
+        return seen_2BHTD[0], seen_2BHTD[1]
+
+    def commit(self, counts: list[int]) -> None:
+        """Keep the first counts[i] rows of the pass in its i-th slot."""
+        assert len(counts) == self._last - self._first, (counts, self._first, self._last)
+        assert all(0 <= count <= self._new for count in counts), (counts, self._new)
+        for slot, count in enumerate(counts, start=self._first):
+            self.lengths[slot] += count
+        self._new = 0
+
+    def copy(self, source: int, target: int) -> None:
+        """Give slot `target` the text of slot `source`; what it held is lost."""
+        self.lengths[target] = length = self.lengths[source]
+        if self.kv_L2BHCD is not None and source != target:
+            self.kv_L2BHCD[:, :, target, :, :length] = self.kv_L2BHCD[:, :, source, :, :length]
+
+    def roll_back(self, slot: int, length: int) -> None:
+        """Forget the rows of a slot from `length` on."""
+        if not 0 <= length <= self.lengths[slot]:
+            raise ValueError(f"cannot roll back to {length}: slot {slot} holds {self.lengths[slot]} rows")
+        self.lengths[slot] = length
+
+    def get_seq_length(self, layer_idx: int = 0) -> int:
+        """Committed rows of the longest slot of the pass, under the name transformers asks for."""
+        return self._seen - self._new
