@@ -171,7 +171,7 @@ def cells(breakpoints: Sequence[float]) -> list[tuple[float, float]]:
 
 
 def leviathan_law(draft: tuple[int, ...], q_GV: Tensor, p_MV: Tensor) -> Law:
-    """Integrates the production rule over its uniforms: constant on the cells cut by p/q and the final CDFs."""
+    """Integrates the production rule over its uniforms: constant between the edges p/q and the CDFs'."""
     tokens_G = torch.tensor(draft)
     ratios = [float(p_MV[i, x] / q_GV[i, x]) for i, x in enumerate(draft)]
     finals = [p_MV[-1]]

@@ -202,7 +202,7 @@ def test_gumbel_shares_no_bits_with_any_stream():
 def test_choices_follow_the_law(temperature):
     logits_V = torch.tensor([0.3, -1.0, 2.0, 0.0, 1.0])
     p_V = probabilities(logits_V, temperature=temperature, top_k=4)
-    count = 20_000
+    count = 6_000
     ids_N = keyed_choice(
         logits_V.expand(count, 5), list(range(count)), noise_for(5), temperature=temperature, top_k=4
     )
