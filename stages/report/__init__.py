@@ -1,0 +1,1 @@
+"""Report stage: cells and training curves -> tables, figures and one page to read."""

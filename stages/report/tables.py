@@ -1,0 +1,168 @@
+"""The speed-up table: one row for each benchmark, split and method, as CSV, Markdown and LaTeX."""
+
+import math
+
+import pandas as pd
+
+from stages.report import cost, measures
+from stages.report.cells import VANILLA, Group
+from stages.report.frames import Frame
+from stages.report.params import ReportParams
+
+COLUMNS = (
+    "benchmark",
+    "split",
+    "method",
+    "prompts",
+    "speedup",
+    "speedup_low",
+    "speedup_high",
+    "acceptance_length",
+    "acceptance_length_mean",
+    "accepted_streak",
+    "cost_ratio",
+    "tokens_per_s",
+    "excused_differences",
+    "unexcused_differences",
+    "draft_vocab_coverage",
+)
+NONE = "n/a"
+
+
+def speedups(groups: list[Group], params: ReportParams, *, seed: int) -> Frame:
+    """Every number of the table. The prompts of a benchmark are resampled alike for every method."""
+    rows = []
+    for group in groups:
+        ratio = measures.speedup(group.rows, resamples=params.resamples, confidence=params.confidence, seed=seed)
+        excused, unexcused = measures.differences(group.rows)
+        rows.append(
+            {
+                "benchmark": group.benchmark,
+                "split": group.split,
+                "method": group.method,
+                "prompts": group.rows["prompt_id"].nunique(),
+                "speedup": ratio.value,
+                "speedup_low": ratio.low,
+                "speedup_high": ratio.high,
+                "acceptance_length": measures.acceptance_length(group.rows),
+                "acceptance_length_mean": measures.acceptance_length_mean(group.rows),
+                "accepted_streak": measures.accepted_streak(group.rows),
+                "cost_ratio": measures.cost_ratio(group.rows),
+                "tokens_per_s": measures.tokens_per_s(group.rows),
+                "excused_differences": excused,
+                "unexcused_differences": unexcused,
+                "draft_vocab_coverage": measures.coverage(group.rows),
+            }
+        )
+    return pd.DataFrame(rows, columns=list(COLUMNS))
+
+
+def costs(groups: list[Group], table: Frame, *, tolerance: float) -> Frame:
+    """Fitted costs of each drafting method, and predicted beside measured speed-up."""
+    rows = []
+    fits = {}
+    for method in dict.fromkeys(group.method for group in groups if group.method != VANILLA):
+        fits[method] = cost.fit(pd.concat([group.rows for group in groups if group.method == method]))
+    for group, speedup in zip(groups, table["speedup"], strict=True):
+        fitted = fits.get(group.method)
+        if fitted is None or math.isnan(speedup):
+            continue
+        guess = cost.predict(fitted, group.rows, measured=speedup, tolerance=tolerance)
+        cycles = group.rows["cycles"].sum()
+        rows.append(
+            {
+                "benchmark": group.benchmark,
+                "split": group.split,
+                "method": group.method,
+                "t_verify/t_1": fitted.verify,
+                "c": fitted.draft,
+                "o": fitted.other,
+                "accepted_streak": measures.accepted_streak(group.rows),
+                "predicted": guess.predicted,
+                "measured": guess.measured,
+                "error": guess.error,
+                "flagged": guess.flagged,
+                "draft_ms": 1e3 * group.rows["draft_s"].sum() / cycles,
+                "verify_ms": 1e3 * group.rows["verify_s"].sum() / cycles,
+                "other_ms": 1e3 * group.rows["other_s"].sum() / cycles,
+                "step_ms": 1e3 * measures.timed(group.rows)["step_s"].median(),
+            }
+        )
+    return pd.DataFrame(rows)
+
+
+def csv(table: Frame) -> str:
+    """Six significant digits, Unix line ends: the same numbers give the same bytes."""
+    return table.to_csv(index=False, float_format="%.6g", lineterminator="\n")
+
+
+def ratio(value: float) -> str:
+    """Two decimals, or as many as it takes not to round a slow-down up to 1 or a speed-up down to it."""
+    if math.isnan(value):
+        return NONE
+    for digits in (2, 3, 4):
+        text = f"{value:.{digits}f}"
+        if value == 1 or float(text) != 1:
+            return text
+    return f"{value:.6g}"
+
+
+def shown(column: str, value: object) -> str:
+    """A cell of the table as text for people."""
+    if not isinstance(value, float):
+        return str(value)
+    if column.startswith("speedup") or column in ("predicted", "measured"):
+        return ratio(value)
+    if math.isnan(value):
+        return NONE
+    return f"{value:.1f}" if column == "tokens_per_s" else f"{value:.3f}" if "cov" in column else f"{value:.2f}"
+
+
+def lines(table: Frame) -> list[list[str]]:
+    """Rows of text."""
+    return [[shown(str(c), v) for c, v in record.items()] for record in table.to_dict("records")]
+
+
+def markdown(table: Frame) -> str:
+    """A GitHub table, numbers to the right."""
+    numeric = [pd.api.types.is_numeric_dtype(table[c]) for c in table.columns]
+    head = "| " + " | ".join(map(str, table.columns)) + " |"
+    rule = "|" + "|".join("---:" if n else "---" for n in numeric) + "|"
+    body = ["| " + " | ".join(text.replace("|", "\\|") for text in row) + " |" for row in lines(table)]
+    return "\n".join([head, rule, *body]) + "\n"
+
+
+def latex(table: Frame) -> str:
+    r"""A booktabs table, shrunk to the text width (needs \usepackage{booktabs,graphicx})."""
+    align = "".join("r" if pd.api.types.is_numeric_dtype(table[c]) else "l" for c in table.columns)
+    body, before = [], None
+    for row in lines(table):
+        if before not in (None, row[:2]):
+            body.append("\\addlinespace")
+        before = row[:2]
+        body.append(" & ".join(map(escape, row)) + " \\\\")
+    return "\n".join(
+        [
+            "% \\usepackage{booktabs,graphicx}",
+            "\\resizebox{\\textwidth}{!}{%",
+            f"\\begin{{tabular}}{{{align}}}",
+            "\\toprule",
+            " & ".join(escape(str(c)) for c in table.columns) + " \\\\",
+            "\\midrule",
+            *body,
+            "\\bottomrule",
+            "\\end{tabular}}",
+            "",
+        ]
+    )
+
+
+_LATEX = str.maketrans(
+    {c: f"\\{c}" for c in "_%&#${}"}
+    | {"\\": r"\textbackslash{}", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}"}
+)
+
+
+def escape(text: str) -> str:
+    """Text that LaTeX sets as it stands."""
+    return text.translate(_LATEX)

@@ -1,0 +1,178 @@
+"""The report in sentences, each made from the numbers, whichever way they fell."""
+
+from typing import Any
+
+import pandas as pd
+
+from stages.report import curves, tables
+from stages.report.cells import VANILLA
+from stages.report.content import Report
+from stages.report.frames import Frame
+
+SMOKE = (
+    "This is the smoke profile: a tiny random model on made-up prompts. It shows that the pipeline runs. "
+    "The numbers below mean nothing."
+)
+SEEN, NEW = "seen_template", "new_template"
+
+
+def findings(report: Report) -> list[str]:
+    """The opening paragraph, a sentence each."""
+    sentences = [
+        fastest(report),
+        alignment(report),
+        losslessness(report),
+        yardstick(report),
+        cost_model(report),
+    ]
+    return [sentence for sentence in sentences if sentence]
+
+
+def verdict(low: float, high: float) -> str:
+    """What an interval says about 1."""
+    if low > 1:
+        return "faster than vanilla"
+    return "slower than vanilla" if high < 1 else "not told apart from vanilla"
+
+
+def interval(row: dict[str, Any], confidence: float) -> str:
+    low, high = tables.ratio(row["speedup_low"]), tables.ratio(row["speedup_high"])
+    return f"{confidence:.0%} interval {low} to {high}"
+
+
+def place(row: dict[str, Any]) -> str:
+    return f"{row['benchmark']} ({row['split']})"
+
+
+def fastest(report: Report) -> str:
+    """The fastest method on every benchmark and split, with its interval and what that says."""
+    drafting = report.table[(report.table["method"] != VANILLA) & report.table["speedup"].notna()]
+    if drafting.empty:
+        return "No method besides vanilla was timed, so there is no speed-up to tell."
+    parts = []
+    for _, rows in drafting.groupby(["benchmark", "split"], sort=False):
+        best: dict[Any, Any] = rows.loc[rows["speedup"].idxmax()].to_dict()
+        parts.append(
+            f"on {place(best)} {best['method']} at {tables.ratio(best['speedup'])} times vanilla's speed "
+            f"({interval(best, report.params.confidence)}, {_count(best['prompts'], 'prompt')}; "
+            f"{verdict(best['speedup_low'], best['speedup_high'])})"
+        )
+    return f"The fastest methods: {'; '.join(parts)}."
+
+
+def alignment(report: Report) -> str:
+    """What distillation changed, measured alike for every drafter: one chain on held-out prompts."""
+    known = [(name, curves.last(curve, "streak")) for name, curve in report.curves.items()]
+    parts = [f"{value:.2f} tokens for {name}" for name, value in known if value is not None]
+    if len(parts) < 2:
+        return ""
+    return f"On held-out training prompts a drafted chain is expected to get accepted for {_listed(parts)}."
+
+
+def losslessness(report: Report) -> str:
+    """How many answers were compared with vanilla's and how many differ."""
+    total = sum(len(group.rows) for group in report.groups if group.method != VANILLA)
+    excused, unexcused = report.excused, report.unexcused
+    if not total:
+        return ""
+    text = (
+        f"Of {_count(total, 'answer')} compared with vanilla's token by token, {total - excused - unexcused} "
+        "are "
+        f"equal, {_differ(excused)} at a near tie that the measured rounding can turn (excused)"
+    )
+    if unexcused:
+        return f"{text} and {_differ(unexcused)} WITHOUT EXCUSE: losslessness is broken."
+    return f"{text} and none without excuse."
+
+
+def yardstick(report: Report) -> str:
+    """Vanilla against the yardstick: how far the clock strays when nothing is to be gained."""
+    speeds = report.table.loc[report.table["method"] == VANILLA, "speedup"].dropna()
+    if speeds.empty:
+        return ""
+    low, high = tables.ratio(speeds.min()), tables.ratio(speeds.max())
+    spread = low if low == high else f"{low} to {high}"
+    return f"Vanilla timed against its own yardstick gives {spread}, which is how far the clock strays."
+
+
+def cost_model(report: Report) -> str:
+    """Where measurement and cost model part."""
+    table = report.costs
+    if table.empty:
+        return ""
+    limit = f"{report.params.cost_tolerance:.0%}"
+    far = table[table["flagged"]]
+    if far.empty:
+        return f"The cost model foretells all {len(table)} measured speed-ups to within {limit}."
+    names = [f"{r['method']} on {place(r)} ({r['error']:+.0%})" for r in far.to_dict("records")]
+    count = f"{len(far)} of {len(table)} measured speed-ups are more than {limit}"
+    return f"{count} from the cost model: {_listed(names)}."
+
+
+def alarm(report: Report) -> str:
+    """The loud line about unexcused differences, or nothing."""
+    if not report.unexcused:
+        return ""
+    bad = report.table[report.table["unexcused_differences"] > 0]
+    names = [f"{r['method']} on {place(r)}: {r['unexcused_differences']}" for r in bad.to_dict("records")]
+    return (
+        f"NOT LOSSLESS: {_count(report.unexcused, 'answer')} differ from vanilla's without excuse "
+        f"({'; '.join(names)}). "
+        "No speed-up below may be quoted."
+    )
+
+
+def shared_templates(report: Report) -> str:
+    """Declared, not hidden: which split shares its templates with training."""
+    splits = set(report.table.loc[report.table["benchmark"] == "gsm_symbolic", "split"])
+    if not splits & {SEEN, NEW}:
+        return ""
+    return (
+        f"gsm_symbolic is generated from templates. The problems of its split {SEEN} were never trained on, "
+        "but share "
+        f"templates with training prompts; the templates of {NEW} were never trained on. "
+        f"Where the two differ, {NEW} is the honest one."
+    )
+
+
+def limits(report: Report) -> list[str]:
+    """What the numbers do not show."""
+    by_split = report.table.groupby(["benchmark", "split"], sort=False)["prompts"].max()
+    counts = by_split.groupby("benchmark", sort=False).sum()
+    sizes = ", ".join(f"{name} {count}" for name, count in counts.items())
+    coverage = report.table.loc[report.table["method"] != VANILLA, "draft_vocab_coverage"].dropna()
+    temperatures = _listed([f"{t:g}" for t in report.temperatures])
+    points = [
+        f"Few prompts were decoded ({sizes}). The interval says what other prompts of the same kind would "
+        "do, and nothing "
+        "of another training seed, machine or model.",
+        "One sequence at a time: many requests in a batch leave less idle arithmetic to verify drafts with, "
+        "and gain less.",
+        "Vanilla is this engine's own plain decoding, timed on the same prompts; other engines are not in the table.",
+        f"Verifier temperature {temperatures} only. Prefill is not in the speed-up.",
+        "The same text as the verifier alone, faster: whether that text is any good is the verifier's affair.",
+    ]
+    if len(coverage) and coverage.min() < 1:
+        points.append(
+            f"The drafter knows the words of its corpus only: {coverage.min():.1%} to {coverage.max():.1%} "
+            "of the emitted "
+            "tokens; any other can never be drafted."
+        )
+    return points
+
+
+def machine(report: Report) -> Frame:
+    """The stamp every cell carries."""
+    return pd.DataFrame([{"what": key, "value": str(value)} for key, value in report.stamp.items()])
+
+
+def _differ(count: int) -> str:
+    return "none differs" if not count else "1 differs" if count == 1 else f"{count} differ"
+
+
+def _count(count: int, noun: str) -> str:
+    return f"{count} {noun}" + ("" if count == 1 else "s")
+
+
+def _listed(parts: list[str]) -> str:
+    return parts[0] if len(parts) == 1 else f"{', '.join(parts[:-1])} and {parts[-1]}"
