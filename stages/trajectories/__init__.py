@@ -1,0 +1,1 @@
+"""The verifier's own continuations of the training prompts: what adapt and distill learn from."""

@@ -1,0 +1,21 @@
+"""python -m stages.trajectories <profile>: the verifier continues every prompt of the training corpus.
+
+Reads   data/<profile>/prompts/corpus.parquet, data/<profile>/models/verifier/
+Writes  data/<profile>/trajectories.parquet (one row a prompt, in the corpus's order)
+Params  seed, <profile>.device, <profile>.trajectories
+
+A killed run goes on where it stopped: finished shards wait in data/scratch/ until the output is in place.
+"""
+
+from stages.common import entry
+from stages.common.params import load
+from stages.trajectories.write import Trajectories, write_trajectories
+
+
+def main(run: entry.Run) -> None:
+    params = load(Trajectories, run.profile, "trajectories")
+    write_trajectories(run.profile, params, seed=load(int, "seed"), device=run.device())
+
+
+if __name__ == "__main__":
+    entry.run(main)

@@ -1,0 +1,164 @@
+"""Decode the corpus shard by shard; a shard on disk is never decoded again.
+
+Shards are runs of the corpus in its own order, so a resumed run decodes the very batches of an undisturbed
+one, and the output has the same bytes.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Annotated, Any
+
+from tqdm import tqdm
+
+from stages.common import provenance, scratch, store
+from stages.common.decode import decode_batch
+from stages.common.entry import Device
+from stages.common.models import Verifier, load_tokenizer, load_verifier, resolve_dtype
+from stages.common.params import Between, Count, Natural, NonNegative
+
+ROOT = Path(__file__).parents[2]
+# Whatever can change an answer: an edit of any of them starts the run over.
+CODE = (
+    *(ROOT / "kernels" / f"{name}.py" for name in ("cache", "sampling", "window")),
+    *(ROOT / "stages" / "common" / f"{name}.py" for name in ("decode", "models")),
+    ROOT / "stages" / "trajectories" / "write.py",
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Trajectories:
+    """`<profile>.trajectories`."""
+
+    temperature: NonNegative  # the verifier's own, T_v
+    top_k: Natural  # 0: all
+    top_p: Annotated[float, Between(1e-6, 1.0)]
+    max_new_tokens: Count
+    batch_size: Count  # texts decoded side by side
+    shard_size: Count  # texts between two saves
+
+
+def write_trajectories(profile: str, params: Trajectories, *, seed: int, device: Device) -> None:
+    """Read the corpus and the verifier of a profile, write its trajectories."""
+    corpus_path, model_path = store.corpus_file(profile), store.verifier_folder(profile)
+    corpus = store.read_parquet(corpus_path, store.PROMPTS)
+    check_ids(corpus_path, [row["id"] for row in corpus])
+    dtype = resolve_dtype(device.dtype, device.name)
+    stamp = provenance.stamp(device=device.name, dtype=dtype)
+    mark = scratch.fingerprint(
+        {"trajectories": params, "seed": seed, "stamp": stamp},
+        {"corpus": store.sha256_file(corpus_path), "verifier": store.sha256_folder(model_path)},
+        CODE,
+    )
+    tokenizer = load_tokenizer(model_path)
+    prompts = [tokenizer.encode_prompt(row["turns"]) for row in corpus]
+    verifier = load_verifier(model_path, dtype=dtype, device=device.name)
+    check_prompts(corpus_path, corpus, prompts, limit=verifier.context_limit)
+
+    rows: list[dict[str, Any]] = []
+    with tqdm(total=len(corpus), desc="trajectories", unit="text", smoothing=0, mininterval=1.0) as bar:
+        for shard in decode_shards(
+            verifier,
+            [row["id"] for row in corpus],
+            prompts,
+            params,
+            seed=seed,
+            folder=scratch.scratch_folder(mark),
+            bar=bar,
+        ):
+            rows += shard
+    made_with = {"stamp": stamp, "profile": profile, "seed": seed, "params": asdict(params)}
+    made_with["command"] = provenance.command()
+    store.write_parquet(store.trajectories_file(profile), rows, store.TRAJECTORIES, made_with)
+    scratch.discard(mark)
+
+
+def decode_shards(
+    verifier: Verifier,
+    ids: Sequence[str],
+    prompts: Sequence[list[int]],
+    params: Trajectories,
+    *,
+    seed: int,
+    folder: Path,
+    bar: Any,
+) -> Iterator[list[dict[str, Any]]]:
+    """The rows of each shard in turn: read back if an earlier run finished it, else decoded and saved."""
+    tokens = 0
+
+    def advance(new_tokens: int, finished: int) -> None:
+        nonlocal tokens
+        tokens += new_tokens
+        bar.set_postfix_str(f"{tokens / max(bar.format_dict['elapsed'], 1e-9):.0f} tokens/s", refresh=False)
+        bar.update(finished)
+
+    for number, start in enumerate(range(0, len(ids), params.shard_size)):
+        span = slice(start, start + params.shard_size)
+        path = folder / f"shard_{number:05}.parquet"
+        rows = finished_shard(path, ids[span])
+        if rows is not None:
+            # Not this run's work: it must not count in the rate that the time left is told from.
+            bar.initial += len(rows)
+            bar.update(len(rows))
+        else:
+            decoded = decode_batch(
+                verifier,
+                prompts[span],
+                keys=ids[span],
+                seed=seed,
+                temperature=params.temperature,
+                max_new_tokens=params.max_new_tokens,
+                batch_size=params.batch_size,
+                top_k=params.top_k,
+                top_p=params.top_p,
+                progress=advance,
+            )
+            rows = [
+                {
+                    "id": prompt_id,
+                    "prompt_ids": prompt,
+                    "output_ids": answer.output_ids,
+                    "finish_reason": answer.finish_reason,
+                    "temperature": params.temperature,
+                    "seed": seed,
+                }
+                for prompt_id, prompt, answer in zip(ids[span], prompts[span], decoded, strict=True)
+            ]
+            store.write_parquet(path, rows, store.TRAJECTORIES, {})
+        yield rows
+
+
+def finished_shard(path: Path, ids: Sequence[str]) -> list[dict[str, Any]] | None:
+    """Rows of a whole shard of just these prompts; None if it is absent or damaged, and must be decoded."""
+    if not path.exists():
+        return None
+    try:
+        rows = store.read_parquet(path, store.TRAJECTORIES)
+    except ValueError:
+        return None
+    return rows if [row["id"] for row in rows] == list(ids) else None
+
+
+def check_ids(path: Path, ids: Sequence[str]) -> None:
+    """A corpus has prompts, and each has a name of its own: the name is the key of its noise."""
+    if not ids:
+        raise ValueError(f"{path}: no prompts; give <profile>.download.corpus a source with a size above 0")
+    if repeated := sorted({name for name in ids if ids.count(name) > 1}):
+        raise ValueError(f"{path}: ids come more than once: {', '.join(repeated[:5])}; run dvc repro corpus")
+
+
+def check_prompts(path: Path, corpus: Sequence[dict[str, Any]], prompts: Sequence[list[int]], *, limit: int) -> None:
+    """Each prompt comes once (a copy would stand on both sides of a validation split) and leaves room."""
+    first: dict[tuple[int, ...], str] = {}
+    for row, prompt in zip(corpus, prompts, strict=True):
+        if len(prompt) >= limit:
+            raise ValueError(
+                f"{path}: prompt {row['id']!r} has {len(prompt)} tokens, the verifier's context {limit}; "
+                "leave it out of <profile>.download.corpus"
+            )
+        other = first.setdefault(tuple(prompt), row["id"])
+        if other != row["id"]:
+            raise ValueError(
+                f"{path}: prompts {other!r} and {row['id']!r} are the same text; "
+                "leave one out of <profile>.download.corpus"
+            )
