@@ -12,7 +12,7 @@ import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 from stages.common.params import PARAMS, Natural, load, profiles
 
@@ -99,19 +99,6 @@ def set_threads(threads: int) -> None:
     from stages.common.provenance import cores
 
     torch.set_num_threads(threads or cores())
-
-
-def compute_dtype(device: Device) -> Any:
-    """The torch dtype of `device`; auto is bfloat16 where matrix units for it exist, else float32."""
-    import torch
-
-    if device.dtype != "auto":
-        return getattr(torch, device.dtype)
-    if device.name == "cuda":
-        return torch.bfloat16 if torch.cuda.is_bf16_supported() else torch.float32
-    info = Path("/proc/cpuinfo")
-    fast = info.exists() and "amx_bf16" in info.read_text()
-    return torch.bfloat16 if fast else torch.float32
 
 
 def _module() -> str:

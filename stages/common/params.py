@@ -129,22 +129,26 @@ def _value(hint: Any, value: Any, key: str, path: str) -> Any:
 
 
 def _union(arguments: tuple[Any, ...], value: Any, key: str, path: str) -> Any:
-    """None or one alternative; sections are told apart by the words of their Literal fields."""
+    """None or one alternative; sections are told apart by the Literal fields they all have."""
     if value is None and type(None) in arguments:
         READ.add(key)
         return None
     sections = [hint for hint in arguments if dataclasses.is_dataclass(hint)]
     if isinstance(value, dict) and sections:
         words = [_words(hint) for hint in sections]
+        shared = [name for name in words[0] if all(name in tags for tags in words)]
         fitting = [
             hint
             for hint, tags in zip(sections, words, strict=True)
-            if all(value.get(name) in accepted for name, accepted in tags.items())
+            if all(value.get(name) in tags[name] for name in shared)
         ]
         if len(fitting) == 1:
             return _value(fitting[0], value, key, path)
-        choices = "; ".join(f"{name}: {' or '.join(map(str, tags[name]))}" for tags in words for name in tags)
-        _refuse(path, key, f"cannot tell which section this is; write one of {choices}")
+        choices = "; ".join(
+            f"{name}: {', '.join(str(word) for tags in words for word in tags[name])}" for name in shared
+        )
+        found = {name: value.get(name) for name in shared}
+        _refuse(path, key, f"{found} does not say which section this is; known {choices}")
     plain = [hint for hint in arguments if hint is not type(None) and not dataclasses.is_dataclass(hint)]
     if len(plain) == 1:
         return _value(plain[0], value, key, path)

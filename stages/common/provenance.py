@@ -4,9 +4,11 @@ DVC's run-cache does not know machines, so every measured file carries this stam
 across two of them. Git commits and clock times stay out: a rerun of the same inputs must give the same bytes.
 """
 
+import hashlib
 import os
 import platform
 import sys
+from collections.abc import Sequence
 from importlib.metadata import version
 from pathlib import Path
 
@@ -64,3 +66,8 @@ def command() -> str:
         start = len(program.parts) - 1 - program.parts[::-1].index("stages")
         return f"python -m {'.'.join(program.parts[start:-1])} {words}".strip()
     return f"{program.name} {words}".strip()
+
+
+def prompt_sha256(ids: Sequence[int]) -> str:
+    """Digest of rendered prompt ids: another tokenizer or chat template shows."""
+    return hashlib.sha256(",".join(map(str, ids)).encode()).hexdigest()

@@ -20,6 +20,9 @@ from transformers import (
     PreTrainedTokenizerFast,
     Qwen2Config,
 )
+from transformers.utils import logging as hf_logging
+
+hf_logging.disable_progress_bar()
 
 Kind = Literal["llama", "qwen2", "gemma"]
 CONFIGS = {"llama": LlamaConfig, "qwen2": Qwen2Config, "gemma": GemmaConfig}

@@ -41,6 +41,7 @@ class Nested:
 class FromFile:
     source: Literal["file"]
     path: str
+    mode: Literal["text", "bytes"] = "text"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -119,6 +120,8 @@ def test_builds_every_kind_of_value(folder, monkeypatch):
         ("{x: 0.5, y: 2}", "[1]", "cpu.train.by_name"),
         ("source: file, path: a.jsonl", "source: hub, path: a.jsonl", "cpu.train.source"),
         ("source: file, path: a.jsonl", "source: pypi, path: a.jsonl", "cpu.train.source.path"),
+        ("source: file, path: a.jsonl", "source: file, path: a.jsonl, mode: hex", "cpu.train.source.mode"),
+        ("source: file, path: a.jsonl", "path: a.jsonl", "cpu.train.source"),
         ("{low: 1, high: 2}", "{low: 3, high: 2}", "cpu.train.nested"),
         ("{low: 1, high: 2}", "3", "cpu.train.nested"),
         ("  train:", "  trian:", "cpu.train"),
