@@ -10,7 +10,7 @@ from stages.report.gallery import Plate
 
 def render(report: Report, plates: list[Plate]) -> str:
     """Findings, table, figures, declarations."""
-    parts = [f"# SpecDiff-2 on profile `{report.profile}`: measured"]
+    parts = [f"# SpecDiff-2 on profile `{report.profile}`: what was measured"]
     parts += [f"> **{text}**" for text in (words.SMOKE if report.smoke else "", words.alarm(report)) if text]
     parts.append(" ".join(words.findings(report)))
     parts.append("## Speed-ups\n\n" + tables.markdown(_short(report)))

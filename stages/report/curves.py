@@ -12,7 +12,7 @@ import pandas as pd
 
 from stages.common import store
 from stages.report import measures
-from stages.report.cells import Group
+from stages.report.cells import VANILLA, Group
 from stages.report.frames import Frame
 
 
@@ -34,10 +34,14 @@ def read(profile: str, trainings: list[str]) -> dict[str, Frame]:
 
 
 def long_form(curves: dict[str, Frame]) -> Frame:
-    """training, split, step, quantity, value; empty fields dropped, whatever the columns were."""
+    """training, split, step, quantity, value; empty fields and counters that only follow the step are dropped."""
     parts = []
     for training, curve in curves.items():
-        numbers = curve.drop(columns=["split"]).apply(pd.to_numeric, errors="coerce").assign(split=curve["split"])
+        numbers = (
+            curve.drop(columns=["split", "tokens", "windows"], errors="ignore")
+            .apply(pd.to_numeric, errors="coerce")
+            .assign(split=curve["split"])
+        )
         melted = numbers.melt(id_vars=["split", "step"], var_name="quantity", value_name="value")
         parts.append(melted.dropna(subset=["value"]).assign(training=training))
     columns = ["training", "split", "step", "quantity", "value"]
@@ -71,7 +75,7 @@ def acceptance(groups: list[Group], curves: dict[str, Frame]) -> Frame:
     parts = []
     for group in groups:
         reached, joint, alpha = measures.positions(group.rows)
-        if group.rows["cycles"].sum():
+        if group.method != VANILLA and group.rows["cycles"].sum():
             parts.append(_positions("decoded", group.benchmark, group.split, group.method, joint, alpha, reached))
     for training, curve in curves.items():
         joint = at_positions(curve)

@@ -59,7 +59,7 @@ def speedup(table: Frame, colours: dict[str, str]) -> Figure:
 
 def positions(acceptance: Frame, colours: dict[str, str], *, source: str) -> Figure:
     """Joint and conditional rate, for each benchmark and split ("decoded") or training ("teacher_forced")."""
-    table = acceptance[(acceptance["source"] == source) & (acceptance["method"] != VANILLA)]
+    table = acceptance[acceptance["source"] == source]
     if table.empty:
         raise Absent(
             "no cell has a drafted token"
@@ -165,10 +165,8 @@ def costs(table: Frame, phases: dict[str, str], *, tolerance: float) -> Figure:
         label="one vanilla step",
     )
     left.set_yticks(y, [f"{r.method} · {place(r.benchmark, r.split, joint=' ')}" for r in table.itertuples()])
-    left.tick_params(axis="y", length=0)
     left.set_ylim(-0.6, len(table) - 0.4)
     left.set_xlabel("time of one cycle (ms)")
-    left.legend(loc="lower left", bbox_to_anchor=(0, 1), ncols=4, columnspacing=1, handlelength=1.2, borderaxespad=0.2)
     ring, dot = table["predicted"].to_numpy(), table["measured"].to_numpy()
     right.hlines(y, ring, dot, color=GRID, linewidth=3, zorder=1)
     right.plot(
@@ -189,9 +187,10 @@ def costs(table: Frame, phases: dict[str, str], *, tolerance: float) -> Figure:
     right.axvline(1, color=INK, linewidth=1, linestyle=(0, (4, 2)), zorder=0)
     right.set_xlabel("speed-up (×)")
     right.margins(x=0.15)
-    right.legend(loc="lower left", bbox_to_anchor=(0, 1), ncols=2, columnspacing=1, handlelength=1.2, borderaxespad=0.2)
     for axes in (left, right):
+        axes.tick_params(axis="y", length=0)
         axes.grid(axis="x")
+    legend(figure, left, right, columns=6)
     return figure
 
 

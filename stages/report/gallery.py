@@ -41,7 +41,7 @@ def plates(report: Report) -> list[Plate]:
             "Above, how often the first j drafts all survive: the area under a curve is the accepted tokens "
             "per cycle. Below, "
             "how often draft j survives once those before it have: a flat line is a drafter that does not "
-            "tire.",
+            "tire, and the right end rests on few cycles.",
             _acceptance_alt(report, "decoded"),
             lambda: figures.positions(report.acceptance, colours.methods, source="decoded"),
         ),
@@ -116,10 +116,7 @@ def _means(report: Report) -> str:
 
 def _cost_alt(report: Report) -> str:
     parts = [
-        f"{r['method']} on {r['benchmark']} {r['split']} draft {r['draft_ms']:.1f}, verify "
-        f"{r['verify_ms']:.1f}, "
-        f"other {r['other_ms']:.1f} ms, predicted {tables.ratio(r['predicted'])}, measured "
-        f"{tables.ratio(r['measured'])}"
+        f"{r['method']} on {r['benchmark']} {r['split']} {tables.ratio(r['predicted'])}, {tables.ratio(r['measured'])}"
         for r in report.costs.to_dict("records")
     ]
-    return "Time of a cycle by phase, and predicted beside measured speed-up: " + ("; ".join(parts) or "none")
+    return "Time of a cycle by phase, and speed-up predicted and measured: " + ("; ".join(parts) or "none")

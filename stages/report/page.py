@@ -19,24 +19,29 @@ HEADS = {  # column: heading, what it means
     "benchmark": ("benchmark", "which prompts"),
     "split": ("split", "which part of them"),
     "method": ("method", "how drafts are made and judged"),
-    "prompts": ("prompts", "prompts decoded"),
     "speedup": ("speed-up", "tokens per second over vanilla's, same engine, prompts and machine"),
     "interval": ("interval", "paired bootstrap over prompts"),
+    "prompts": ("prompts", "prompts decoded"),
+    "excused_differences": ("excused", "answers that leave vanilla's at a near tie"),
+    "unexcused_differences": ("unexcused", "answers that differ without excuse: must be 0"),
     "acceptance_length": ("tokens per cycle", "accepted drafts and bonus, pooled over cycles"),
     "acceptance_length_mean": ("mean over prompts", "tokens per cycle of each prompt, averaged"),
     "accepted_streak": ("accepted streak", "accepted drafts per cycle, bonus excluded"),
     "cost_ratio": ("cost ratio c", "seconds of a drafting pass over seconds of a vanilla step"),
     "tokens_per_s": ("tokens/s", "decoding only, prefill apart"),
-    "excused_differences": ("excused", "answers that leave vanilla's at a near tie"),
-    "unexcused_differences": ("unexcused", "answers that differ without excuse: must be 0"),
     "draft_vocab_coverage": ("words covered", "share of emitted tokens inside the draft vocabulary"),
 }
 NAMES = ("benchmark", "split", "method")
+LOSSLESS = (
+    "The random choice at a position is a function of seed, prompt and position alone. A method that accepts a draft "
+    "exactly where it equals that choice must therefore write vanilla's text. A difference is excused only where "
+    "vanilla's two best tokens lie closer than the rounding measured between a one-token and a block pass."
+)
 
 
 def render(report: Report, plates: list[Plate]) -> str:
     """The whole page."""
-    title = f"SpecDiff-2 on profile {report.profile}: measured"
+    title = f"SpecDiff-2 on profile {report.profile}: what was measured"
     splits = words.shared_templates(report)
     banners = [text for text in (words.SMOKE if report.smoke else "", words.alarm(report)) if text]
     body = [
@@ -55,12 +60,7 @@ def render(report: Report, plates: list[Plate]) -> str:
         "<h2>Figures</h2>",
         *(_figure(plate) for plate in plates),
         "<h2>Is it lossless?</h2>",
-        f"<p>{_text(words.losslessness(report) or 'No method besides vanilla was decoded.')} Every method "
-        "draws the token of a "
-        "position with the same noise as vanilla, so its text must be vanilla's text. A difference is "
-        "excused only where "
-        "vanilla's two best tokens lie closer than the rounding measured between a one-token and a block "
-        "pass.</p>",
+        f"<p>{_text(words.losslessness(report) or 'No method besides vanilla was decoded.')} {LOSSLESS}</p>",
         "<h2>Cost model</h2>",
         "<p>Speed-up = (1 + E[L]) / (t_verify/t_1 + c + o), costs in vanilla steps, fitted once for each "
         "method over all its "
@@ -177,6 +177,7 @@ def _accuracy(report: Report) -> list[str]:
 
 def _methods(report: Report) -> Frame:
     table = report.methods.astype(object)
+    table["parameters"] = [f"{n / 1e6:.1f} million" if n and n == n else "none" for n in table["parameters"]]
     return table.where(table.notna(), "none")
 
 

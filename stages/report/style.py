@@ -57,9 +57,10 @@ def sheet(
     return figure, figure.subplots(rows, columns, squeeze=False, **options).tolist()  # pyright: ignore
 
 
-def legend(figure: Figure, axes: Axes, *, columns: int) -> None:
-    """One legend under all panels."""
-    handles, labels = axes.get_legend_handles_labels()
+def legend(figure: Figure, *panels: Axes, columns: int) -> None:
+    """One legend under all panels, for what the given ones show."""
+    entries = [entry for axes in panels for entry in zip(*axes.get_legend_handles_labels(), strict=True)]
+    handles, labels = zip(*entries, strict=True)
     figure.legend(handles, labels, loc="outside lower center", ncols=columns)
 
 

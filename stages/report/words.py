@@ -28,45 +28,45 @@ def findings(report: Report) -> list[str]:
     return [sentence for sentence in sentences if sentence]
 
 
-def verdict(low: float, high: float) -> str:
-    """What an interval says about 1."""
-    if low > 1:
-        return "faster than vanilla"
-    return "slower than vanilla" if high < 1 else "not told apart from vanilla"
-
-
-def interval(row: dict[str, Any], confidence: float) -> str:
-    low, high = tables.ratio(row["speedup_low"]), tables.ratio(row["speedup_high"])
-    return f"{confidence:.0%} interval {low} to {high}"
-
-
-def place(row: dict[str, Any]) -> str:
+def place(row: dict[Any, Any]) -> str:
     return f"{row['benchmark']} ({row['split']})"
 
 
 def fastest(report: Report) -> str:
-    """The fastest method on every benchmark and split, with its interval and what that says."""
+    """The fastest method on every benchmark and split, with its interval, and what the interval says about 1."""
     drafting = report.table[(report.table["method"] != VANILLA) & report.table["speedup"].notna()]
     if drafting.empty:
         return "No method besides vanilla was timed, so there is no speed-up to tell."
-    parts = []
-    for _, rows in drafting.groupby(["benchmark", "split"], sort=False):
-        best: dict[Any, Any] = rows.loc[rows["speedup"].idxmax()].to_dict()
-        parts.append(
-            f"on {place(best)} {best['method']} at {tables.ratio(best['speedup'])} times vanilla's speed "
-            f"({interval(best, report.params.confidence)}, {_count(best['prompts'], 'prompt')}; "
-            f"{verdict(best['speedup_low'], best['speedup_high'])})"
-        )
-    return f"The fastest methods: {'; '.join(parts)}."
+    best = drafting.loc[drafting.groupby(["benchmark", "split"], sort=False)["speedup"].idxmax()].to_dict("records")
+    one = len({row["method"] for row in best}) == 1
+    parts = [
+        f"{tables.ratio(row['speedup'])} times on {place(row)}"
+        + ("" if one else f" with {row['method']}")
+        + f" [{tables.ratio(row['speedup_low'])} to {tables.ratio(row['speedup_high'])}]"
+        for row in best
+    ]
+    opening = f"The fastest method is {best[0]['method']}" if one else "The fastest methods"
+    text = (
+        f"{opening}{'. It decodes' if one else ' decode'} at {_listed(parts)} the speed of vanilla decoding in the "
+        f"same engine (in brackets {report.params.confidence:.0%} intervals over prompts)."
+    )
+    slow = [place(row) for row in best if row["speedup_high"] < 1]
+    level = [place(row) for row in best if row["speedup_low"] <= 1 <= row["speedup_high"]]
+    if slow:
+        text += f" On {_listed(slow)} even the fastest is slower than vanilla."
+    if level:
+        text += f" On {_listed(level)} the fastest is not told apart from vanilla."
+    return text
 
 
 def alignment(report: Report) -> str:
     """What distillation changed, measured alike for every drafter: one chain on held-out prompts."""
     known = [(name, curves.last(curve, "streak")) for name, curve in report.curves.items()]
-    parts = [f"{value:.2f} tokens for {name}" for name, value in known if value is not None]
+    parts = [f"{value:.2f} after {name}" for name, value in known if value is not None]
     if len(parts) < 2:
         return ""
-    return f"On held-out training prompts a drafted chain is expected to get accepted for {_listed(parts)}."
+    text = "One drafted chain is expected to get this many tokens accepted on held-out training prompts"
+    return f"{text}: {_listed(parts)}."
 
 
 def losslessness(report: Report) -> str:
