@@ -1,0 +1,56 @@
+"""The training prompts: maths, code and open instructions, mixed by params.
+
+    reads   data/<p>/models/verifier (tokenizer; the model where a part is written by it)
+    writes  data/<p>/prompts/corpus.parquet
+    params  seed, <p>.device, <p>.download.corpus, <p>.download.held_out_templates
+
+The paper's corpus covers GSM8K, Alpaca and LiveCodeBench prompts; this one covers the same three kinds
+without a hub. It never looks at a benchmark: a new benchmark must not change the training data. The
+benchmarks look at it.
+"""
+
+import platform
+from collections.abc import Callable, Sequence
+from dataclasses import asdict
+from typing import Any
+
+from stages.common import store
+from stages.download.collect import Encode, items_of, require, row, worded
+from stages.download.items import Item, spread, without_duplicates
+from stages.download.params import Corpus, Magpie, Stdlib
+
+
+def make_corpus(
+    profile: str,
+    params: Corpus,
+    *,
+    held_out: Sequence[int],
+    seed: int,
+    encode: Encode,
+    magpie: Callable[[Magpie], list[Item]],
+) -> dict[str, int]:
+    """Write the corpus; number of prompts by part."""
+    rows: list[dict[str, Any]] = []
+    sizes: dict[str, dict[str, int]] = {}
+    for name, part in params.parts.items():
+        pool = items_of(part, name=name, held_out=held_out, magpie=magpie)
+        single = without_duplicates(pool)
+        short = [item for item in single if len(encode([worded(item, part.wording)])) <= params.max_prompt_tokens]
+        require(short, part.limit, key=f"{profile}.download.corpus.parts.{name}")
+        chosen = spread(short, part.limit, seed=f"{seed}/{name}")
+        sizes[name] = {"pool": len(pool), "without_duplicates": len(single), "short_enough": len(short)}
+        rows += [row(item, split="train", wording=part.wording, encode=encode, prefix=f"{name}/") for item in chosen]
+    provenance = {
+        "profile": profile,
+        "seed": seed,
+        "params": asdict(params),
+        "held_out_templates": list(held_out),
+        "sizes": sizes,
+        "python": platform.python_version() if uses_stdlib(params) else None,
+    }
+    store.write_parquet(store.corpus_file(profile), rows, store.PROMPTS, provenance)
+    return {name: part.limit for name, part in params.parts.items()}
+
+
+def uses_stdlib(params: Corpus) -> bool:
+    return any(isinstance(part.source, Stdlib) for part in params.parts.values())
