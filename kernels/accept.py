@@ -86,9 +86,7 @@ def select_chain(tree: Tree, path: list[int]) -> Branch:
     """
     for above, node in zip([-1, *path], path, strict=False):
         assert tree.parents[node] == above, f"node {node} is not a child of {above}: not a path"
-    return Branch(
-        Tree(tree.tokens_N[path], list(range(-1, len(path) - 1))), path, [0, *(n + 1 for n in path)]
-    )
+    return Branch(Tree(tree.tokens_N[path], list(range(-1, len(path) - 1))), path, [0, *(n + 1 for n in path)])
 
 
 def expected_length(tree: Tree, p: Tensor) -> float:

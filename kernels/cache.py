@@ -85,9 +85,7 @@ class RaggedKVCache:
 
     def __init__(self, *, layers: int, slots: int, capacity: int) -> None:
         if layers < 1 or slots < 1 or capacity < 1:
-            raise ValueError(
-                f"a cache needs a layer, a slot and a row at least, got {layers}, {slots}, {capacity}"
-            )
+            raise ValueError(f"a cache needs a layer, a slot and a row at least, got {layers}, {slots}, {capacity}")
         self.layers, self.slots, self.capacity = layers, slots, capacity
         self.lengths = [0] * slots
         self.kv_L2BHCD: Tensor | None = None

@@ -93,9 +93,7 @@ def weights(
             return _sum_from(c_WG)
         case "trie_streak":
             assert drafts is not None, "trie_streak needs drafts"
-            return _sum_from(
-                drafts * (-torch.expm1(torch.where(c_WG > 0, log_c_WG, -1.0))) ** (drafts - 1) * c_WG
-            )
+            return _sum_from(drafts * (-torch.expm1(torch.where(c_WG > 0, log_c_WG, -1.0))) ** (drafts - 1) * c_WG)
         case "ce_streak":
             return ones_WG * torch.cat([torch.ones_like(c_WG[:, :1]), c_WG[:, :-1]], dim=-1)
         case "dpace":

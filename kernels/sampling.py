@@ -181,9 +181,7 @@ def sample_rows(probs_XV: Tensor, uniforms_X: Tensor) -> Tensor:
     cdf = probs.cumsum(dim=-1)
     total = cdf[..., -1:]
     if not bool((torch.isfinite(total) & (total > 0)).all()) or bool((probs < 0).any()):
-        raise ValueError(
-            "sample_rows: a row is negative, NaN, infinite or all zero; check the model's logits for NaN"
-        )
+        raise ValueError("sample_rows: a row is negative, NaN, infinite or all zero; check the model's logits for NaN")
     positive = probs > 0
     over = (cdf > uniforms_X.to(probs)[..., None] * total) & positive
     first_over = over.int().argmax(dim=-1)
@@ -208,9 +206,7 @@ def _check_rows(scores_XV: Tensor) -> None:
 def _check_maxima(maxima: Tensor) -> None:
     """A row's maximum is finite unless the row holds NaN or +inf, or is -inf throughout."""
     if not bool(torch.isfinite(maxima).all()):
-        raise ValueError(
-            "logits hold NaN or +inf, or a row has no allowed id; check the weights, dtype and masks"
-        )
+        raise ValueError("logits hold NaN or +inf, or a row has no allowed id; check the weights, dtype and masks")
 
 
 def _key(*parts: int) -> int:

@@ -110,9 +110,7 @@ def children(tree: Tree) -> list[dict[int, int]]:
     result: list[dict[int, int]] = [{} for _ in range(len(tree.parents) + 1)]
     for node, (token, parent) in enumerate(zip(tree.tokens_N.tolist(), tree.parents, strict=True)):
         assert -1 <= parent < node, f"parent {parent} of node {node} must come before it"
-        assert token not in result[parent + 1], (
-            f"two children of node {parent} carry token {token}: merge them"
-        )
+        assert token not in result[parent + 1], f"two children of node {parent} carry token {token}: merge them"
         result[parent + 1][token] = node
     return result
 

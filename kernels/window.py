@@ -58,9 +58,7 @@ def training_windows(anchors_BW: Tensor, lengths_B: Tensor, *, text: int, window
     positions_BR = torch.cat([clean_T.expand(B, text), places_BWS.flatten(1)], 1)
 
     # Column limits: a row sees clean columns below `before`; window rows also see the rows of their own window.
-    before_BR = torch.cat(
-        [(clean_T + 1).expand(B, text), anchors_BW[:, :, None].expand(B, W, span).flatten(1)], 1
-    )
+    before_BR = torch.cat([(clean_T + 1).expand(B, text), anchors_BW[:, :, None].expand(B, W, span).flatten(1)], 1)
     owner_R = torch.cat(
         [torch.full((text,), -1, device=device), torch.arange(W, device=device).repeat_interleave(span)]
     )

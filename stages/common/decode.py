@@ -77,9 +77,7 @@ def decode_batch(
     waiting: deque[_Text] = deque()
     for index in sorted(range(len(prompts)), key=lambda i: -len(prompts[i])):
         prompt = list(prompts[index])
-        left = room(
-            context_limit=verifier.context_limit, prompt_length=len(prompt), max_new_tokens=max_new_tokens
-        )
+        left = room(context_limit=verifier.context_limit, prompt_length=len(prompt), max_new_tokens=max_new_tokens)
         if left == 0:
             done[index] = Decoded([], "length")
         else:
@@ -119,9 +117,7 @@ def decode_batch(
     return [decoded for decoded in done if decoded is not None]
 
 
-def _check(
-    prompts: Sequence[Sequence[int]], keys: Sequence[str], context_limit: int, batch_size: int
-) -> None:
+def _check(prompts: Sequence[Sequence[int]], keys: Sequence[str], context_limit: int, batch_size: int) -> None:
     if batch_size < 1:
         raise ValueError(f"batch_size is {batch_size}; at least one text must fit")
     if len(keys) != len(prompts):
@@ -135,13 +131,9 @@ def _check(
             )
 
 
-def _pass(
-    verifier: Verifier, cache: RaggedKVCache, ids_BN: Tensor, *, first: int, counts: list[int]
-) -> Tensor:
+def _pass(verifier: Verifier, cache: RaggedKVCache, ids_BN: Tensor, *, first: int, counts: list[int]) -> Tensor:
     """Last hidden states [B, N, D]; the first counts[i] rows of each text are kept."""
-    positions_BN, sees_BNT = cache.open(
-        first, first + len(counts), new=ids_BN.shape[1], device=verifier.device
-    )
+    positions_BN, sees_BNT = cache.open(first, first + len(counts), new=ids_BN.shape[1], device=verifier.device)
     # The attention layers ask a cache for `update` alone.
     hidden_BND = verifier(ids_BN, positions_BN, sees_BNT, cast(KVCache, cache))
     cache.commit(counts)
@@ -206,9 +198,7 @@ def _choose(
     return tokens
 
 
-def _leave(
-    live: list[_Text], cache: RaggedKVCache, end_ids: frozenset[int], done: list[Decoded | None]
-) -> int:
+def _leave(live: list[_Text], cache: RaggedKVCache, end_ids: frozenset[int], done: list[Decoded | None]) -> int:
     """Take finished texts out of the batch; the last text moves into the gap. Returns how many left."""
     before = len(live)
     for slot in reversed(range(before)):

@@ -20,7 +20,7 @@ from torch import Tensor, nn
 
 from kernels.cache import KVCache
 from kernels.window import decoding_mask
-from stages.common.models import CausalModel, Verifier, can_pack, empty_body, pack_linears, pruned_body
+from stages.common.models import CausalModel, can_pack, empty_body, pack_linears, pruned_body
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -84,7 +84,8 @@ class Drafter(CausalModel):
     @torch.inference_mode()
     def draft(self, new: Sequence[int], window: int, cache: KVCache) -> Tensor:
         """Scores [G, V_d] of the next G tokens behind cache + `new`, which is cached on the way."""
-        assert new and window >= 1
+        assert new
+        assert window >= 1
         hidden = self._pass(new, window - 1, cache)
         cache.keep(list(range(len(new))))
         return self.logits(hidden[0, len(new) - 1 :])
@@ -103,11 +104,10 @@ def prune(causal_lm: Any, *, layers: Sequence[int], d2t: Tensor, vocab_size: int
     verifier (a test).
     """
     drafter = Drafter(pruned_body(causal_lm, layers), d2t=d2t, vocab_size=vocab_size)
-    words_VD = causal_lm.get_input_embeddings().weight[:vocab_size].float()
+    assert isinstance(drafter.lm_head, nn.Linear)
     with torch.no_grad():
-        drafter.mask_embedding.copy_(drafter.body.embed_tokens(d2t).float().mean(0))
+        drafter.mask_embedding.copy_(causal_lm.get_input_embeddings()(d2t).float().mean(0))
         drafter.lm_head.weight.copy_(causal_lm.lm_head.weight.float()[d2t])
-    assert words_VD.shape[1] == drafter.width
     return drafter
 
 
@@ -129,12 +129,23 @@ def read_card(folder: Path) -> DrafterCard:
 
 
 def load_drafter(
-    folder: Path, *, embedding: nn.Module, tokenizer: str, dtype: torch.dtype, device: str = "cpu", packed: bool = True
+    folder: Path,
+    *,
+    embedding: nn.Module,
+    tokenizer: str,
+    dtype: torch.dtype,
+    device: str = "cpu",
+    packed: bool = True,
 ) -> tuple[Drafter, DrafterCard]:
-    """A saved drafter over the verifier's embedding. `tokenizer`: the verifier's fingerprint, which must be the card's."""
+    """A saved drafter over the verifier's embedding.
+
+    `tokenizer`: the verifier's fingerprint, which must be the card's.
+    """
     card = read_card(folder)
     if card.verifier_tokenizer != tokenizer:
-        raise ValueError(f"{folder}: this drafter was trained for another tokenizer than the verifier's; train it again")
+        raise ValueError(
+            f"{folder}: this drafter was trained for another tokenizer than the verifier's; train it again"
+        )
     state = load_file(folder / "model.safetensors")
     d2t, _ = state.pop("d2t"), state.pop("t2d")
     config = json.loads((folder / "config.json").read_text())

@@ -1,8 +1,8 @@
 """Verifiers, drafters and tokenizers: the only place that imports transformers for work.
 
 `CausalModel` runs any causal LM of transformers over explicit rows: ids or embeddings, positions, a boolean attention
-pattern and a `KVCache`. `Verifier` adds the head and what stops a text. `Drafter` is a depth-pruned copy of the verifier
-that reads mask rows and speaks a draft vocabulary (`d2t` / `t2d`, as in EAGLE-3).
+pattern and a `KVCache`. `Verifier` adds the head and what stops a text. `Drafter` is a depth-pruned copy of the
+verifier that reads mask rows and speaks a draft vocabulary (`d2t` / `t2d`, as in EAGLE-3).
 
 Letters: B batch, N rows, T rows seen, V vocabulary, D width.
 """
@@ -79,7 +79,10 @@ def pack_linears(module: nn.Module, *, rows: int = 16) -> None:
 
 
 def resolve_dtype(name: str, device: str) -> torch.dtype:
-    """The number format of a profile: `auto` is bfloat16 where the processor multiplies it in hardware, else float32."""
+    """The number format of a profile.
+
+    `auto` is bfloat16 where the processor multiplies it in hardware, else float32.
+    """
     if name == "float32":
         return torch.float32
     if name == "bfloat16":
@@ -137,9 +140,7 @@ class CausalModel(nn.Module):
         bias_B1NT = bias[None, None] if bias.dim() == 2 else bias[:, None]
         packed = bias_B1NT.repeat(1, 1, self.group, 1)
         kwargs = {self._cache_keyword: cache, "use_cache": cache is not None}
-        out = self.body(
-            inputs_embeds=embeds_BND, attention_mask=packed, position_ids=positions_BN, **kwargs
-        )
+        out = self.body(inputs_embeds=embeds_BND, attention_mask=packed, position_ids=positions_BN, **kwargs)
         return out.last_hidden_state
 
 
@@ -204,9 +205,7 @@ class Verifier(CausalModel):
         """Float32 scores over the tokenizer's real ids. Padded rows of the head can never be emitted."""
         return self.lm_head(hidden_XD)[..., : self.vocab_size].float()
 
-    def forward(
-        self, ids_BN: Tensor, positions_BN: Tensor, sees: Tensor, cache: KVCache | None = None
-    ) -> Tensor:
+    def forward(self, ids_BN: Tensor, positions_BN: Tensor, sees: Tensor, cache: KVCache | None = None) -> Tensor:
         return self.rows(self.embed(ids_BN), positions_BN, sees, cache)
 
     @torch.inference_mode()
@@ -243,9 +242,7 @@ def load_causal_lm(folder: Path, dtype: torch.dtype) -> Any:
     return causal_lm.eval().requires_grad_(False)
 
 
-def load_verifier(
-    folder: Path, *, dtype: torch.dtype, device: str = "cpu", packed: bool = True
-) -> Verifier:
+def load_verifier(folder: Path, *, dtype: torch.dtype, device: str = "cpu", packed: bool = True) -> Verifier:
     """The verifier of a local HF folder. `packed` trades 10 s and a second layout for faster CPU passes."""
     causal_lm = load_causal_lm(folder, dtype).to(device)
     vocab_size = min(len(AutoTokenizer.from_pretrained(folder)), causal_lm.config.vocab_size)
@@ -259,9 +256,7 @@ def can_pack(device: str, dtype: torch.dtype) -> bool:
     """Whether oneDNN's blocked layout is there for this device and number format."""
     if device != "cpu" or not torch.backends.mkldnn.is_available():
         return False
-    return dtype == torch.float32 or (
-        dtype == torch.bfloat16 and torch.ops.mkldnn._is_mkldnn_bf16_supported()
-    )
+    return dtype == torch.float32 or (dtype == torch.bfloat16 and torch.ops.mkldnn._is_mkldnn_bf16_supported())
 
 
 def pruned_body(causal_lm: Any, layers: Sequence[int]) -> Any:

@@ -162,9 +162,7 @@ def write_parquet(
     """Write rows whose keys are exactly the schema's; `provenance` becomes JSON in the file's metadata."""
     names = set(schema.names)
     for number, row in enumerate(rows):
-        assert set(row) == names, (
-            f"{path}: row {number}: keys {sorted(set(row) ^ names)} do not match the schema"
-        )
+        assert set(row) == names, f"{path}: row {number}: keys {sorted(set(row) ^ names)} do not match the schema"
         empty = [field.name for field in schema if not field.nullable and row[field.name] is None]
         assert not empty, f"{path}: row {number}: {empty} must not be null"
     metadata = {b"provenance": json.dumps(provenance, sort_keys=True).encode()}

@@ -1,20 +1,23 @@
 """What the drafting methods share: a window drafter with its own exact prefix cache, and keyed draws from q.
 
-The drafter's cache holds committed tokens only, each computed without mask rows beside it, so it is exact and a cycle costs
-the new tokens and the window, never the prefix (METHOD.md section 4). The pending token is committed text: the drafter reads
-it, though the verifier has not cached it yet.
+The drafter's cache holds committed tokens only, each computed without mask rows beside it, so it is exact and a cycle
+costs the new tokens and the window, never the prefix (METHOD.md section 4). The pending token is committed text: the
+drafter reads it, though the verifier has not cached it yet.
 
 Letters: G window, K drafts, V vocabulary (V_d draft vocabulary).
 """
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from kernels import sampling
+from kernels.tree import prefix_trie
 from stages.common.drafters import Drafter
-from stages.evaluate.engine import DRAFT_STREAM, State
+from stages.common.params import Count, NonNegative
+from stages.evaluate.engine import DRAFT_STREAM, EMPTY, Proposal, State
 
 
 class WindowDrafting:
@@ -57,10 +60,47 @@ def sample_drafts(q_GV: Tensor, drafts: int, state: State) -> Tensor:
     uniforms_GK = torch.stack(
         [
             sampling.keyed_uniform(
-                drafts, seed=state.sampling.seed, prompt_key=state.key, position=first + j, stream=DRAFT_STREAM
+                drafts,
+                seed=state.sampling.seed,
+                prompt_key=state.key,
+                position=first + j,
+                stream=DRAFT_STREAM,
             )
             for j in range(q_GV.shape[0])
         ]
     ).to(q_GV.device)
     rows_GKV = q_GV[:, None].expand(-1, drafts, -1)
     return sampling.sample_rows(rows_GKV, uniforms_GK).T.contiguous()
+
+
+@dataclass(frozen=True, kw_only=True)
+class DraftsParams:
+    drafter: str
+    gamma: Count  # window G
+    drafts: Count  # K
+    temperature: NonNegative  # T_d
+
+
+class KDrafts:
+    """All K drafts are verified in one pass, merged in a trie; `select` keeps one of them, `match` walks them all."""
+
+    def __init__(self, params: DraftsParams, drafter: Drafter, *, rule: str) -> None:
+        assert rule in ("select", "match")
+        self.params = params
+        self.rule = rule
+        self.drafting = WindowDrafting(drafter, gamma=params.gamma)
+
+    def start(self, prompt_ids: Sequence[int]) -> None:
+        self.drafting.start(prompt_ids)
+
+    def propose(self, state: State) -> Proposal:
+        window = self.drafting.window(state)
+        if window == 0:
+            return Proposal(EMPTY)
+        logits = self.drafting.logits(state, window)
+        q_GVd = sampling.probabilities(logits, temperature=self.params.temperature)
+        drafts_KG = self.drafting.words(sample_drafts(q_GVd, self.params.drafts, state))
+        trie = prefix_trie(drafts_KG)
+        if self.rule == "select":
+            return Proposal(trie.tree, rule="select", paths=trie.paths)
+        return Proposal(trie.tree)

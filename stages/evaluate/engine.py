@@ -3,8 +3,9 @@
     prefill -> { propose -> one verifier pass with the pending token as root -> accept -> commit } until a stop
 
 The verifier's cache holds every emitted token but the last, the *pending* one. A pass scores it and every node of the
-proposal under a tree mask, so no second pass is ever needed; vanilla is the proposal without nodes. A method never touches
-the verifier, its cache or the clock. Row i of a pass speaks for the token behind row i: row 0 is the pending token's.
+proposal under a tree mask, so no second pass is ever needed; vanilla is the proposal without nodes. A method never
+touches the verifier, its cache or the clock. Row i of a pass speaks for the token behind row i: row 0 is the pending
+token's.
 
 Letters: N nodes, V vocabulary, G window, D width.
 """
@@ -158,22 +159,22 @@ class Engine:
             text.finish_reason = cycle.stop
             yield cycle.tokens
 
-    def vanilla_steps(self, text: Text, start: int, count: int, *, prompt_id: str) -> tuple[float, list[float]]:
-        """Time `count` one-token steps of an already decoded text from its output token `start` on.
+    @torch.inference_mode()
+    def vanilla_steps(self, text: Text, count: int, *, prompt_id: str) -> list[float]:
+        """Decode the last `count` committed tokens again, one at a time: seconds of each step, the paired yardstick.
 
-        The cache must hold that far. Feeds the text's own tokens whatever the coins say, so it works past an end id.
-        Returns the seconds of all and of each step: the paired yardstick.
+        Leaves the cache as long as it was. Between two cycles of `stream`, or after its last.
         """
-        place = len(text.prompt_ids) + start
-        self.cache.roll_back(place)
         noise = self._noise(sampling.prompt_key(prompt_id))
+        committed = self.cache.length - len(text.prompt_ids)
+        assert 0 <= count <= committed, (count, committed)
+        self.cache.roll_back(self.cache.length - count)
         clock, laps = Clock(self.verifier.device), []
-        with torch.inference_mode():
-            for token in text.output_ids[start : start + count]:
-                self._choose(self._verify([token], EMPTY), [self.cache.length + 1], noise)
-                self.cache.keep([0])
-                laps.append(clock.lap())
-        return sum(laps), laps
+        for token in text.output_ids[committed - count : committed]:
+            self._choose(self.verify(token), [self.cache.length + 1], noise)
+            self.cache.keep([0])
+            laps.append(clock.lap())
+        return laps
 
     def gap(self, text: Text, index: int, *, prompt_id: str) -> float:
         """Vanilla's top-2 gap, in logit units, where it chose output token `index`."""
@@ -183,15 +184,11 @@ class Engine:
             logits_V = self.verifier.logits(self.verifier.prefill(ids, self.cache))
         noise = self._noise(sampling.prompt_key(prompt_id))
         s = self.sampling
-        return sampling.noisy_top2(
-            logits_V, len(ids), noise, temperature=s.temperature, top_k=s.top_k, top_p=s.top_p
-        )
+        return sampling.noisy_top2(logits_V, len(ids), noise, temperature=s.temperature, top_k=s.top_k, top_p=s.top_p)
 
     def _noise(self, key: int) -> sampling.KeyedNoise:
         v = self.verifier
-        return sampling.KeyedNoise(
-            seed=self.sampling.seed, prompt_key=key, vocab=v.vocab_size, device=v.device
-        )
+        return sampling.KeyedNoise(seed=self.sampling.seed, prompt_key=key, vocab=v.vocab_size, device=v.device)
 
     def _room(self, text: Text) -> int:
         """Tokens that may still be emitted: the limit, and what the context holds."""
@@ -219,7 +216,7 @@ class Engine:
         assert max(depth_N, default=0) <= state.max_depth, "a draft beyond the limit"
         assert self.cache.length == len(ids) - 1, "the cache holds every token but the pending one"
         other += clock.lap()
-        logits_MV = self._verify([ids[-1]], tree, depth_N)
+        logits_MV = self.verify(ids[-1], tree)
         verify_s = clock.lap()
         verdict = self._judge(proposal, logits_MV, [len(ids) + d for d in (0, *depth_N)], noise, key)
         self.cache.keep([0, *(node + 1 for node in verdict.path)])
@@ -229,6 +226,7 @@ class Engine:
             text.output_ids.append(token)
             if stop := self._stop(text):
                 emitted = emitted[:count]
+                self.cache.roll_back(len(ids) + count - 1)
                 break
         return Cycle(
             tokens=emitted,
@@ -241,12 +239,12 @@ class Engine:
             stop=stop,
         )
 
-    def _verify(self, root: list[int], tree: Tree, depth_N: list[int] | None = None) -> Tensor:
-        """Float32 scores [N + 1, V] of the pending token's row and every node's, in one pass."""
+    def verify(self, root: int, tree: Tree = EMPTY) -> Tensor:
+        """Float32 scores [N + 1, V] behind the pending token and behind every node, in one pass. Commits nothing."""
         device, cached = self.verifier.device, self.cache.length
         rows = 1 + len(tree.parents)
-        tokens = torch.cat([torch.tensor(root), tree.tokens_N]).to(device)
-        places = torch.tensor([0, *(depth_N or [])], device=device) + cached
+        tokens = torch.cat([torch.tensor([root]), tree.tokens_N.cpu()]).to(device)
+        places = torch.tensor([0, *depths(tree.parents)], device=device) + cached
         sees = torch.ones(rows, cached + rows, dtype=torch.bool, device=device)
         if rows > 1:
             sees[0, cached + 1 :] = False
@@ -261,7 +259,12 @@ class Engine:
         )
 
     def _judge(
-        self, proposal: Proposal, logits_MV: Tensor, positions: list[int], noise: sampling.KeyedNoise, key: int
+        self,
+        proposal: Proposal,
+        logits_MV: Tensor,
+        positions: list[int],
+        noise: sampling.KeyedNoise,
+        key: int,
     ) -> accept.Verdict:
         tree, s = proposal.tree, self.sampling
         greedy = sampling.is_greedy(s.temperature)
@@ -275,17 +278,13 @@ class Engine:
         if greedy:
             p_N = accept.node_matches(tree, choices_M)
         else:
-            scores = sampling.process_logits(
-                logits_MV, temperature=s.temperature, top_k=s.top_k, top_p=s.top_p
-            )
+            scores = sampling.process_logits(logits_MV, temperature=s.temperature, top_k=s.top_k, top_p=s.top_p)
             p_N = accept.node_probabilities(tree, scores)
         branch = accept.select_chain(tree, proposal.paths[accept.self_select(proposal.paths, tree, p_N)])
         verdict = accept.match(branch.tree, choices_M[branch.rows])
         return accept.Verdict([branch.nodes[i] for i in verdict.path], verdict.token)
 
-    def _leviathan(
-        self, proposal: Proposal, logits_MV: Tensor, positions: list[int], key: int
-    ) -> accept.Verdict:
+    def _leviathan(self, proposal: Proposal, logits_MV: Tensor, positions: list[int], key: int) -> accept.Verdict:
         """min(1, p/q) with coins keyed by place, apart from Match's and from the drafter's own draws.
 
         A place is decided once: what a rejection discards was never consulted, so its coins are still fresh later.
@@ -299,6 +298,4 @@ class Engine:
 
         uniforms_G = torch.cat([coin(place, ACCEPT_STREAM) for place in positions[1:]]).to(p_MV.device)
         final = float(coin(positions[0], FINAL_STREAM))
-        return accept.leviathan(
-            tree.tokens_N, proposal.q_GV, p_MV, uniforms_G=uniforms_G, final_uniform=final
-        )
+        return accept.leviathan(tree.tokens_N, proposal.q_GV, p_MV, uniforms_G=uniforms_G, final_uniform=final)

@@ -12,13 +12,15 @@ from stages.common.params import keys_at, load
 from stages.report import brief, cells, content, curves, gallery, page, tables, words
 from stages.report.params import ReportParams
 
+VANILLA = "vanilla"  # always measured; params.yaml names the others
+
 
 def main(run: entry.Run, params: ReportParams, *, seed: int) -> content.Report:
     """Read, compute, write. ValueError names a missing file or cells from several machines."""
     trainings = ["adapt", *keys_at("objectives")]
     report = content.build(
         run.profile,
-        cells.read(run.profile, benchmarks=keys_at("benchmarks"), methods=keys_at("methods")),
+        cells.read(run.profile, benchmarks=keys_at("benchmarks"), methods=[VANILLA, *keys_at("methods")]),
         curves.read(run.profile, trainings),
         trainings=trainings,
         params=params,

@@ -1,1 +1,4 @@
-"""One module a method: its `Params` (the method's section of params.yaml) and `build(params, drafter) -> Method`."""
+"""One module a method.
+
+`RULE`, its `Params` (the method's section of params.yaml) and `build(params, drafter) -> Method`.
+"""

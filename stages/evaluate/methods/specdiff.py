@@ -1,6 +1,7 @@
 """SpecDiff (arXiv 2408.05636): the unaligned diffusion drafter, one sampled draft.
 
-Leviathan with the exact law the draft was drawn from when `T_v > 0`; at `T_v = 0`, where both rules agree on what is kept, Match.
+Leviathan with the exact law the draft was drawn from when `T_v > 0`; at `T_v = 0`, where both rules agree on what is
+kept, Match.
 """
 
 from collections.abc import Sequence
@@ -11,6 +12,8 @@ from stages.common.drafters import Drafter
 from stages.common.params import Count, NonNegative
 from stages.evaluate.drafting import WindowDrafting, sample_drafts
 from stages.evaluate.engine import EMPTY, Proposal, State
+
+RULE = "leviathan"
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,4 +1,7 @@
-"""Ours: the best deterministic tree of N nodes under the marginals, in order of the product of q along the path; Match."""
+"""Ours.
+
+The best deterministic tree of N nodes under the marginals, in order of the product of q along the path; Match.
+"""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -10,6 +13,8 @@ from stages.common.drafters import Drafter
 from stages.common.params import Count
 from stages.evaluate.drafting import WindowDrafting
 from stages.evaluate.engine import EMPTY, Proposal, State
+
+RULE = "match"
 
 
 @dataclass(frozen=True, kw_only=True)

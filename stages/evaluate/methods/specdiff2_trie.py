@@ -1,10 +1,16 @@
-"""Ours: the same K drafts as `specdiff2`, with Match walking the whole trie. Never shorter, by the same proof lossless."""
+"""Ours: the same K drafts as `specdiff2`, with Match walking the whole trie.
+
+The same pass, lossless by the same proof, and never shorter: E[L] sums P(node) over the distinct nodes.
+"""
 
 from stages.common.drafters import Drafter
-from stages.evaluate.methods.specdiff2 import Params, SpecDiff2
+from stages.evaluate.drafting import DraftsParams as Params
+from stages.evaluate.drafting import KDrafts
 
-__all__ = ["Params", "build"]
+__all__ = ["RULE", "Params", "build"]
+
+RULE = "match"
 
 
-def build(params: Params, drafter: Drafter) -> SpecDiff2:
-    return SpecDiff2(params, drafter, rule="match")
+def build(params: Params, drafter: Drafter) -> KDrafts:
+    return KDrafts(params, drafter, rule="match")

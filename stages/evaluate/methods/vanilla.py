@@ -6,6 +6,8 @@ from dataclasses import dataclass
 from stages.common.drafters import Drafter
 from stages.evaluate.engine import EMPTY, Proposal, State
 
+RULE = "match"
+
 
 @dataclass(frozen=True, kw_only=True)
 class Params:

@@ -1,0 +1,90 @@
+"""Adapt: a depth-pruned copy of the verifier becomes a masked-diffusion drafter (the unaligned SpecDiff drafter).
+
+    python -m stages.adapt <profile>
+
+Reads   the verifier, data/<profile>/trajectories.parquet
+Writes  data/<profile>/drafters/adapt/, data/<profile>/curves/adapt.csv
+Params  <profile>.adapt
+
+Masked cross-entropy on many windows of each text (METHOD.md section 4; DiffuLLaMA, arXiv 2410.17891): keep the
+weights and the left shift, add a mask embedding, open the attention inside the window.
+"""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from kernels import objectives
+from stages.common import entry, provenance, scratch, store, training, windows
+from stages.common.drafters import DrafterCard, prune, save_drafter
+from stages.common.models import end_ids_of, load_causal_lm, load_tokenizer
+from stages.common.params import Count, load
+from stages.common.training import Training
+
+
+@dataclass(frozen=True, kw_only=True)
+class Params:
+    layers: tuple[int, ...]  # the verifier's layers that stay
+    draft_vocab: Count  # most frequent words of the training texts that can be drafted
+    training: Training
+
+
+def main(run: entry.Run) -> None:
+    adapt(run.profile, load(Params, run.profile, "adapt"), run.device(), seed=load(int, "seed"))
+
+
+def adapt(profile: str, params: Params, device: entry.Device, *, seed: int) -> None:
+    t = params.training
+    folder, file = store.verifier_folder(profile), store.trajectories_file(profile)
+    found = windows.examples(store.read_parquet(file, store.TRAJECTORIES), max_tokens=t.max_tokens)
+    split = windows.split_by_prompt(found, share=t.validation, seed=seed)
+    causal_lm = load_causal_lm(folder, torch.float32)
+    tokenizer = load_tokenizer(folder)
+    vocab_size = min(tokenizer.size, causal_lm.config.vocab_size)
+    d2t = windows.draft_vocabulary(split[0], size=params.draft_vocab, vocab_size=vocab_size, always=end_ids_of(folder))
+    drafter = prune(causal_lm, layers=params.layers, d2t=d2t, vocab_size=vocab_size).to(device.name)
+    for p in drafter.trained():
+        p.requires_grad_(True)
+
+    digest = store.sha256_file(file)
+    mark = scratch.fingerprint(params, {"trajectories": digest, "stage": "adapt", "seed": str(seed)}, CODE)
+    rows = training.train(
+        drafter,
+        split,
+        objectives.masked_ce,
+        t,
+        seed=seed,
+        scratch=scratch.scratch_folder(mark),
+        title="adapt",
+    )
+    card = DrafterCard(
+        kind="masked_window",
+        block_size=t.window,
+        mask_token_id=drafter.mask_id,
+        steps=1,
+        shift="left",
+        prefix="causal",
+        layers=params.layers,
+        verifier_tokenizer=tokenizer.fingerprint(),
+        vocab_size=vocab_size,
+        draft_vocab_size=len(d2t),
+        parameters=sum(p.numel() for p in drafter.trained()),
+        objective="masked_ce",
+        provenance={
+            "command": provenance.command(),
+            "trajectories_sha256": digest,
+            "steps": t.steps,
+            "seed": seed,
+        },
+    )
+    with store.replace_folder(store.drafter_folder(profile, "adapt")) as out:
+        save_drafter(out, drafter, card)
+    store.write_text(store.curves_file(profile, "adapt"), training.curve_csv(rows))
+    scratch.discard(mark)
+
+
+CODE = [Path(__file__), *training.CODE]
+
+if __name__ == "__main__":
+    entry.run(main)

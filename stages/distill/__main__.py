@@ -1,0 +1,120 @@
+"""Distill: align the adapted drafter with what the verifier accepts.
+
+    python -m stages.distill <profile> <objective>
+
+Reads   data/<profile>/drafters/adapt/, the verifier's embedding, data/<profile>/trajectories.parquet
+Writes  data/<profile>/drafters/<objective>/, checkpoints/<objective>/step_<n>/, curves/<objective>.csv
+Params  <profile>.distill.training, <profile>.distill.<objective>
+
+`streak` is Eq. 6 of arXiv 2511.00606; `trie_streak` counts what a walk over the trie of K drafts accepts (METHOD.md
+section 4). Windows are fully masked, as one-step decoding meets them.
+"""
+
+from dataclasses import asdict, dataclass, replace
+from functools import partial
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from kernels import objectives
+from stages.common import entry, provenance, scratch, store, training, windows
+from stages.common.drafters import load_drafter, save_drafter
+from stages.common.models import load_causal_lm, load_tokenizer
+from stages.common.params import Count, keys_at, load
+from stages.common.training import Objective, Training
+
+
+@dataclass(frozen=True, kw_only=True)
+class Streak:
+    """The streak objective has no settings of its own."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrieStreak:
+    drafts: Count  # K
+
+
+SECTIONS: dict[str, type[Streak] | type[TrieStreak]] = {"streak": Streak, "trie_streak": TrieStreak}
+
+
+def main(run: entry.Run) -> None:
+    if run.objective not in SECTIONS:
+        raise ValueError(f"params.yaml: objectives: {run.objective!r} is none of {', '.join(SECTIONS)}")
+    settings = load(SECTIONS[run.objective], run.profile, "distill", run.objective)
+    params = load(Training, run.profile, "distill", "training")
+    distill(run.profile, run.objective, settings, params, run.device(), seed=load(int, "seed"))
+
+
+def distill(
+    profile: str, objective: str, settings: Streak | TrieStreak, t: Training, device: entry.Device, *, seed: int
+) -> None:
+    if t.full_mask_share != 1:
+        raise ValueError("params.yaml: distill.training.full_mask_share must be 1: acceptance is of whole windows")
+    folder, file = store.verifier_folder(profile), store.trajectories_file(profile)
+    start = store.drafter_folder(profile, "adapt")
+    found = windows.examples(store.read_parquet(file, store.TRAJECTORIES), max_tokens=t.max_tokens)
+    split = windows.split_by_prompt(found, share=t.validation, seed=seed)
+    drafter, card = load_drafter(
+        start,
+        embedding=load_causal_lm(folder, torch.float32).get_input_embeddings(),
+        tokenizer=load_tokenizer(folder).fingerprint(),
+        dtype=torch.float32,
+        device=device.name,
+        packed=False,
+    )
+    if t.window > card.block_size:
+        raise ValueError(
+            f"params.yaml: distill.training.window is {t.window}, but {start} was adapted to {card.block_size}"
+        )
+    for p in drafter.trained():
+        p.requires_grad_(True)
+
+    digests = {"trajectories": store.sha256_file(file), "start": store.sha256_folder(start)}
+    mark = scratch.fingerprint([settings, t], {**digests, "stage": objective, "seed": str(seed)}, CODE)
+    state = scratch.scratch_folder(mark)
+    card = replace(
+        card,
+        block_size=t.window,
+        objective=objective,
+        provenance={
+            "command": provenance.command(),
+            **digests,
+            "steps": t.steps,
+            "seed": seed,
+            **asdict(settings),
+        },
+    )
+
+    def keep(step: int) -> None:
+        with store.replace_folder(state / "checkpoints" / f"step_{step}") as out:
+            save_drafter(out, drafter, replace(card, provenance={**card.provenance, "steps": step}))
+
+    rows = training.train(
+        drafter, split, loss_of(objective, settings), t, seed=seed, scratch=state, keep=keep, title=objective
+    )
+    with store.replace_folder(store.drafter_folder(profile, objective)) as out:
+        save_drafter(out, drafter, card)
+    with store.replace_folder(store.checkpoints_folder(profile, objective)) as out:
+        for kept in sorted((state / "checkpoints").iterdir()):
+            kept.rename(out / kept.name)
+    store.write_text(store.curves_file(profile, objective), training.curve_csv(rows))
+    scratch.discard(mark)
+
+
+def loss_of(objective: str, settings: Streak | TrieStreak) -> Objective:
+    """The loss of (log q, valid); the mask weights are 1 throughout, windows being fully masked."""
+    chosen = objectives.streak
+    if isinstance(settings, TrieStreak):
+        chosen = partial(objectives.trie_streak, drafts=settings.drafts)
+
+    def loss(log_q_WG: Tensor, valid_WG: Tensor, _weights_WG: Tensor) -> Tensor:
+        return chosen(log_q_WG, valid_WG)
+
+    return loss
+
+
+CODE = [Path(__file__), *training.CODE]
+
+if __name__ == "__main__":
+    entry.run(main, objective=lambda profile: keys_at("objectives"))

@@ -1,0 +1,36 @@
+"""Drafter: pin which trained drafter a method drafts with.
+
+    python -m stages.drafter <profile> <method>
+
+Reads   data/<profile>/drafters/
+Writes  data/<profile>/drafts_with/<method>.json
+Params  <profile>.evaluate.<method>
+
+The manifest carries the hash of the drafter's folder. Cells depend on the manifest, so a retrained drafter reruns the
+cells of its own methods and no others, and which drafter a method uses is a value in params.yaml.
+"""
+
+from stages.common import entry, store
+from stages.common.params import keys_at, load
+
+
+def main(run: entry.Run) -> None:
+    name = load(str, run.profile, "evaluate", run.method, "drafter")
+    folder = store.drafter_folder(run.profile, name)
+    if not folder.exists():
+        known = sorted(path.name for path in folder.parent.iterdir()) if folder.parent.exists() else []
+        raise ValueError(
+            f"params.yaml: {run.profile}.evaluate.{run.method}.drafter: no drafter {name!r}; "
+            f"trained: {', '.join(known)}"
+        )
+    manifest = {
+        "method": run.method,
+        "drafter": name,
+        "folder": folder.as_posix(),
+        "sha256": store.sha256_folder(folder),
+    }
+    store.write_json(store.manifest_file(run.profile, run.method), manifest)
+
+
+if __name__ == "__main__":
+    entry.run(main, compute=False, method=lambda profile: keys_at("methods"))

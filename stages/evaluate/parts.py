@@ -1,0 +1,62 @@
+"""What a cell is put together from: the method's module, the models of a profile, the pinned drafter, the prompts."""
+
+import importlib
+from importlib.util import find_spec
+from pathlib import Path
+from types import ModuleType
+
+from stages.common import entry, store
+from stages.common.drafters import Drafter, DrafterCard, load_drafter
+from stages.common.models import Tokenizer, Verifier, load_tokenizer, load_verifier, resolve_dtype
+from stages.common.provenance import prompt_sha256
+from stages.evaluate.harness import Prompt
+
+VANILLA = "vanilla"
+
+
+def method_module(method: str) -> ModuleType:
+    """The method's module, by name."""
+    name = f"stages.evaluate.methods.{method}"
+    if find_spec(name) is None:
+        folder = Path(__file__).parent / "methods"
+        known = sorted(path.stem for path in folder.glob("*.py") if path.stem != "__init__")
+        raise ValueError(f"params.yaml: methods: no method {method!r}; there are {', '.join(known)}")
+    return importlib.import_module(name)
+
+
+def load_models(profile: str, device: entry.Device) -> tuple[Verifier, Tokenizer]:
+    folder = store.verifier_folder(profile)
+    dtype = resolve_dtype(device.dtype, device.name)
+    return load_verifier(folder, dtype=dtype, device=device.name), load_tokenizer(folder)
+
+
+def method_drafter(
+    profile: str, method: str, verifier: Verifier, tokenizer: Tokenizer, device: entry.Device
+) -> tuple[Drafter | None, DrafterCard | None]:
+    """The drafter that the method's manifest pins, checked against its hash; none for vanilla."""
+    if method == VANILLA:
+        return None, None
+    path = store.manifest_file(profile, method)
+    manifest = store.read_json(path)
+    folder = Path(manifest["folder"])
+    if not folder.exists() or store.sha256_folder(folder) != manifest["sha256"]:
+        raise ValueError(f"{folder}: not the drafter that {path} pins; run dvc repro drafter")
+    return load_drafter(
+        folder,
+        embedding=verifier.body.embed_tokens,
+        tokenizer=tokenizer.fingerprint(),
+        dtype=verifier.dtype,
+        device=device.name,
+    )
+
+
+def read_prompts(profile: str, benchmark: str, tokenizer: Tokenizer) -> list[Prompt]:
+    """The benchmark's prompts as ids, which must be the ids it was checked with."""
+    path = store.prompts_file(profile, benchmark)
+    found = []
+    for row in store.read_parquet(path, store.PROMPTS):
+        ids = tokenizer.encode_prompt(row["turns"][:1])
+        if prompt_sha256(ids) != row["prompt_sha256"]:
+            raise ValueError(f"{path}: prompt {row['id']} renders to other ids than when it was made; run dvc repro")
+        found.append(Prompt(id=row["id"], split=row["split"], ids=tuple(ids)))
+    return found
