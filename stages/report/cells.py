@@ -60,7 +60,6 @@ def make(benchmark: str, method: str, records: list[dict[str, Any]], provenance:
         measures.cut_to_emitted(
             np.asarray(record["accepted"], dtype=np.int64),
             new_tokens=record["new_tokens"],
-            drafts=record["num_draft_tokens"],
             where=f"{benchmark}/{method}, prompt {record['prompt_id']}",
         )
         for record in records

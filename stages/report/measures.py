@@ -3,11 +3,12 @@
     acceptance_length   = 1 + accepted / cycles      (vanilla = 1)
     accepted_streak     = accepted / cycles
     acceptance_at_pos_j = cycles with at least j accepted / cycles;  alpha_j is the ratio of neighbours
-    speed-up            = sum_i new_i * (yardstick_s_i / yardstick_tokens_i) / sum_i decode_s_i
+    speed-up            = sum_i decoded_i * (yardstick_s_i / yardstick_tokens_i) / sum_i decode_s_i
     cost ratio c        = seconds of one drafting pass / seconds of one vanilla step
 
-The speed-up is the time vanilla would have taken for the very tokens the method emitted, at the pace measured
-on the same prompt a moment before, over the time the method took. Its interval resamples prompts (all repeats
+`decoded` leaves out a text's first token, which comes from the prefill and is in nobody's decoding time. The
+speed-up is the time vanilla would have taken for the very tokens the method decoded, at the pace measured
+within the same text, over the time the method took. Its interval resamples prompts (all repeats
 of a prompt together), numerator and denominator in pairs.
 
 Source: SpecDiff-2 (arXiv 2511.00606), equation 3; names of the counters as in vLLM.
@@ -17,7 +18,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from stages.report.frames import Frame
+from stages.report.frames import Column, Frame
 
 
 class Interval(NamedTuple):
@@ -36,22 +37,19 @@ class Positions(NamedTuple):
     conditional: np.ndarray
 
 
-def cut_to_emitted(accepted: np.ndarray, *, new_tokens: int, drafts: int, where: str) -> np.ndarray:
+def cut_to_emitted(accepted: np.ndarray, *, new_tokens: int, where: str) -> np.ndarray:
     """Accepted drafts of each cycle, the last one cut by an end id or the limit to the tokens it emitted.
 
-    A cycle emits accepted + 1 tokens and prefill may emit the first, so the sum is new_tokens or one less;
-    what is above it was cut from the last cycle. Plain decoding may leave the list empty: each token is then
-    a cycle.
+    A cycle emits accepted + 1 tokens and the prefill the first, so the sum is new_tokens - 1; what is above it
+    was cut from the last cycle.
 
     Raises:
         ValueError: the counters contradict each other, so no ratio made of them would mean anything.
     """
-    if accepted.size == 0 and drafts == 0:
-        return np.zeros(new_tokens, dtype=np.int64)
-    emitted = int((accepted + 1).sum())
-    excess = max(0, emitted - new_tokens)
+    emitted, decoded = int((accepted + 1).sum()), max(0, new_tokens - 1)
+    excess = emitted - decoded
     last = int(accepted[-1]) if accepted.size else 0
-    if excess > last or emitted < new_tokens - 1 or (accepted < 0).any():
+    if not 0 <= excess <= last or (accepted < 0).any():
         raise ValueError(
             f"{where}: {accepted.size} cycles emitted {emitted} tokens, but new_tokens is {new_tokens}. "
             "The cell is damaged: make it again with `dvc repro -f` of its evaluate stage"
@@ -101,6 +99,11 @@ def positions(rows: Frame) -> Positions:
     return Positions(survived[:-1], joint, conditional)
 
 
+def decoded(rows: Frame) -> Column:
+    """Tokens of each row that decoding emitted: all but the prefill's first."""
+    return (rows["new_tokens"] - 1).clip(lower=0)
+
+
 def timed(rows: Frame) -> Frame:
     """Rows that have a yardstick: a prompt whose answer ended at once leaves nothing to compare with."""
     return rows[(rows["yardstick_tokens"] > 0) & (rows["yardstick_s"] > 0) & (rows["decode_s"] > 0)]
@@ -111,7 +114,7 @@ def speedup(rows: Frame, *, resamples: int, confidence: float, seed: int) -> Int
     rows = timed(rows)
     if rows.empty:
         return Interval(float("nan"), float("nan"), float("nan"))
-    vanilla_s = rows["new_tokens"] * rows["yardstick_s"] / rows["yardstick_tokens"]
+    vanilla_s = decoded(rows) * rows["yardstick_s"] / rows["yardstick_tokens"]
     columns = rows.assign(vanilla_s=vanilla_s).groupby("prompt_id", sort=True)[["vanilla_s", "decode_s"]]
     vanilla_P, method_P = columns.sum().to_numpy().T
     draws_RP = np.random.default_rng(seed).integers(len(method_P), size=(resamples, len(method_P)))
@@ -123,7 +126,7 @@ def speedup(rows: Frame, *, resamples: int, confidence: float, seed: int) -> Int
 def tokens_per_s(rows: Frame) -> float:
     """Emitted tokens over decoding seconds, prefill apart."""
     seconds = rows["decode_s"].sum()
-    return float(rows["new_tokens"].sum() / seconds) if seconds > 0 else float("nan")
+    return float(decoded(rows).sum() / seconds) if seconds > 0 else float("nan")
 
 
 def cost_ratio(rows: Frame) -> float:
