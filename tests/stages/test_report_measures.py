@@ -235,7 +235,7 @@ def test_differences_and_coverage() -> None:
     ]
     row = speedups(cell(rows)).iloc[0]
     assert (row["excused_differences"], row["unexcused_differences"]) == (1, 2)
-    assert row["draft_vocab_coverage"] == pytest.approx(7 / 8)
+    assert row["draft_vocab_coverage"] == pytest.approx(10 / 12)
 
 
 def test_accuracy_leaves_ungraded_out() -> None:
