@@ -1,0 +1,96 @@
+"""One smoke run shared by the tests, and the stage graph of every profile."""
+
+import json
+import shlex
+import shutil
+import sys
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+from dvc.repo import Repo
+from dvc.stage import PipelineStage
+from ruamel.yaml import YAML
+
+from tests.pipeline.imports import ROOT
+from tests.pipeline.project import Project, clone, commit, isolated, set_params
+
+STAND_IN = Path(__file__).with_name("stand_in.py")
+
+
+class Instance(NamedTuple):
+    """A stage of dvc.yaml with its matrix values filled in."""
+
+    name: str
+    words: tuple[str, ...]  # of `python -m`
+    deps: tuple[str, ...]
+    params: tuple[str, ...]
+    outs: tuple[str, ...]
+
+
+class Smoke(NamedTuple):
+    project: Project
+    output: str  # of the one `dvc repro`
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _without_settings_of_this_machine(tmp_path_factory):
+    with pytest.MonkeyPatch.context() as patch:
+        for name, value in isolated(tmp_path_factory.mktemp("dvc")).items():
+            patch.setenv(name, value)
+        yield
+
+
+@pytest.fixture(scope="session")
+def graph(tmp_path_factory) -> list[Instance]:
+    """Every instance of every stage, for every profile of params.yaml."""
+    root = tmp_path_factory.mktemp("graph")
+    for name in ("dvc.yaml", "params.yaml"):
+        shutil.copy2(ROOT / name, root / name)
+    document = YAML(typ="safe").load(root / "params.yaml")
+    set_params(root / "params.yaml", {"profiles": [name for name, node in document.items() if "models" in keys(node)]})
+    with Repo.init(str(root), no_scm=True) as repo:
+        return [instance(stage, root) for stage in repo.index.stages]
+
+
+def keys(node: object) -> set[str]:
+    return set(node) if isinstance(node, dict) else set()
+
+
+def instance(stage: PipelineStage, root: Path) -> Instance:
+    assert isinstance(stage.cmd, str)
+    program, flag, *words = stage.cmd.split()
+    assert (program, flag) == ("python", "-m"), f"{stage.addressing}: {stage.cmd}"
+    deps = [dep for dep in stage.deps if not hasattr(dep, "params")]
+    params = [str(name) for dep in stage.deps if hasattr(dep, "params") for name in dep.params]
+
+    def paths(items: list[Any]) -> tuple[str, ...]:
+        return tuple(Path(item.fs_path).relative_to(root.resolve()).as_posix() for item in items)
+
+    name = stage.addressing.split(":")[-1]
+    return Instance(name, words=tuple(words), deps=paths(deps), params=tuple(params), outs=paths(stage.outs))
+
+
+@pytest.fixture(scope="session")
+def smoke(tmp_path_factory) -> Smoke:
+    """The smoke profile with one benchmark, run once. Tests that edit it put it back, or take a copy."""
+    project = clone(tmp_path_factory.mktemp("smoke"))
+    project.set(profiles=["smoke"], benchmarks=["gsm_symbolic"])
+    commit(project)
+    return Smoke(project, project.dvc("repro"))
+
+
+@pytest.fixture(scope="session")
+def finished(tmp_path_factory, graph) -> Project:
+    """The smoke profile with two benchmarks, as after `dvc repro`, by a stand-in for the stages that takes no time."""
+    aside = tmp_path_factory.mktemp("programs")
+    stages = {" ".join(stage.words): stage._asdict() for stage in graph}
+    (aside / "graph.json").write_text(json.dumps(stages))
+    command = shlex.join([sys.executable, str(STAND_IN), str(aside / "graph.json")])
+    (aside / "python").write_text(f'#!/bin/sh\nexec {command} "$@"\n')
+    (aside / "python").chmod(0o755)
+    project = clone(tmp_path_factory.mktemp("finished"), programs=aside)
+    project.set(profiles=["smoke"], benchmarks=["gsm_symbolic", "humaneval"])
+    commit(project)
+    project.dvc("repro")
+    return project
