@@ -24,7 +24,7 @@ from kernels.cache import KVCache, RaggedKVCache
 from kernels.sampling import KeyedNoise, is_greedy, keyed_choice, prompt_key
 from stages.common.models import Verifier
 
-PREFILL_ROWS = 1024  # of one pass, padding included: bounds memory, wide enough to keep the cores busy
+PREFILL_ROWS = 2048  # of one pass, padding included: bounds memory, wide enough to keep the cores busy
 REFILL_SHARE = 8  # newcomers enter when an eighth of the slots is free: fewer, wider prefill passes
 
 
