@@ -13,7 +13,7 @@ from dvc.stage import PipelineStage
 from ruamel.yaml import YAML
 
 from tests.pipeline.imports import ROOT
-from tests.pipeline.project import Project, clone, commit, isolated, set_params
+from tests.pipeline.project import Project, clone, commit, isolated, name_of, set_params
 
 STAND_IN = Path(__file__).with_name("stand_in.py")
 
@@ -67,8 +67,9 @@ def instance(stage: PipelineStage, root: Path) -> Instance:
     def paths(items: list[Any]) -> tuple[str, ...]:
         return tuple(Path(item.fs_path).relative_to(root.resolve()).as_posix() for item in items)
 
-    name = stage.addressing.split(":")[-1]
-    return Instance(name, words=tuple(words), deps=paths(deps), params=tuple(params), outs=paths(stage.outs))
+    return Instance(
+        name_of(stage.addressing), words=tuple(words), deps=paths(deps), params=tuple(params), outs=paths(stage.outs)
+    )
 
 
 @pytest.fixture(scope="session")

@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import networkx
 from dvc.repo import Repo
@@ -20,6 +20,11 @@ from tests.pipeline.imports import ROOT
 HOOK = Path(__file__).parent / "hook"
 STARTED = re.compile(r"^Running stage '(.+)':", re.MULTILINE)
 RESTORED = re.compile(r"^Stage '(.+)' is cached - skipping run", re.MULTILINE)
+
+
+class Effect(NamedTuple):
+    changed: set[str]  # stages whose own command, params, code or files differ from those of the last run
+    reach: set[str]  # those and everything downstream: `dvc repro` runs no other stage
 
 
 @dataclass(frozen=True)
@@ -54,18 +59,14 @@ class Project:
     def dvc(self, *words: str) -> str:
         return self.run(*dvc_command(*words))
 
-    def changed(self) -> set[str]:
-        """Stages that `dvc status` lists: those whose own command, params, code or files changed."""
-        with Repo(str(self.root)) as repo:
-            return set(repo.status())
-
-    def touched(self) -> set[str]:
-        """Those and everything downstream: whatever else `dvc repro` does, no other stage runs."""
+    def effect(self) -> "Effect":
+        """What an edit did, by `dvc status` and the graph; nothing runs."""
         with Repo(str(self.root)) as repo:
             graph = repo.index.graph  # an edge leads from a stage to what it needs
-            by_name = {stage.addressing: stage for stage in graph}
-            first = [by_name[name] for name in repo.status()]
-            return {stage.addressing for one in first for stage in (one, *networkx.ancestors(graph, one))}
+            by_name = {name_of(stage.addressing): stage for stage in graph}
+            changed = {name_of(name) for name in repo.status()}
+            after = {above for name in changed for above in networkx.ancestors(graph, by_name[name])}
+        return Effect(changed, changed | {name_of(stage.addressing) for stage in after})
 
     def params(self) -> dict[str, Any]:
         return YAML(typ="safe").load(self.root / "params.yaml")
@@ -91,6 +92,11 @@ class Project:
     def copy(self, root: Path) -> "Project":
         shutil.copytree(self.root, root, symlinks=True)
         return Project(root, self.programs)
+
+
+def name_of(addressing: str) -> str:
+    """A stage's name; DVC puts the way to dvc.yaml before it where that is not the current folder."""
+    return addressing.split(":")[-1]
 
 
 def dvc_command(*words: str) -> list[str]:

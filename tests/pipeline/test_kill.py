@@ -1,0 +1,66 @@
+"""`dvc repro` killed while it trains, and started again: the same drafter as without the interruption."""
+
+import os
+import re
+import signal
+import subprocess
+import time
+from pathlib import Path
+
+import pytest
+
+from stages.common.store import drafter_folder, sha256_folder
+from tests.pipeline.project import STARTED, dvc_command
+
+pytestmark = pytest.mark.slow
+
+STEPS = 150
+STAGE = "adapt@smoke"
+FIRST_STEP = re.compile(rf"adapt: .*?(\d+)/{STEPS}")
+
+
+def wait_for_state(scratch: Path, process: subprocess.Popen[bytes]) -> Path:
+    """The saved state of the training in progress."""
+    until = time.monotonic() + 600
+    while time.monotonic() < until:
+        if found := list(scratch.glob("*/state.pt")):
+            return found[0]
+        assert process.poll() is None, "training ended before it could be killed"
+        time.sleep(0.02)
+    raise AssertionError("no state was saved")
+
+
+def test_a_killed_run_goes_on(smoke, tmp_path):
+    project = smoke.project.copy(tmp_path / "killed")
+    project.set(**{"smoke.adapt.training.steps": STEPS})
+    folder, scratch = project.root / drafter_folder("smoke", "adapt"), project.root / "data" / "scratch"
+
+    process = subprocess.Popen(
+        dvc_command("repro", STAGE),
+        cwd=project.root,
+        env=project.env(),
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+        start_new_session=True,
+    )
+    try:
+        state = wait_for_state(scratch, process)
+    finally:
+        os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+    assert state.exists()
+    assert not folder.exists(), "killed too late to show anything"
+
+    output = project.dvc("repro", STAGE)
+    assert STARTED.findall(output) == [STAGE]
+    first = FIRST_STEP.search(output)
+    assert first is not None, output
+    assert int(first[1]) > 0, "started over instead of going on"
+    resumed = sha256_folder(folder)
+    assert not state.exists()
+
+    output = project.dvc("repro", "--force", "--single-item", STAGE)
+    first = FIRST_STEP.search(output)
+    assert first is not None, output
+    assert int(first[1]) == 0
+    assert sha256_folder(folder) == resumed

@@ -1,0 +1,75 @@
+"""From nothing to the report: once through, then nothing to do, and nothing of it in Git."""
+
+import json
+
+import pytest
+
+from stages.common import store
+from tests.pipeline.project import STARTED
+
+pytestmark = pytest.mark.slow
+
+STAGES = [
+    "models",
+    "corpus",
+    "benchmark",
+    "trajectories",
+    "adapt",
+    "distill",
+    "drafter",
+    "vanilla",
+    "evaluate",
+    "report",
+]
+
+
+def test_every_stage_ran_once(smoke):
+    started = STARTED.findall(smoke.output)
+    assert len(set(started)) == len(started)
+    assert {name.split("@")[0] for name in started} == set(STAGES)
+
+
+def test_the_second_run_does_nothing(smoke):
+    output = smoke.project.dvc("repro")
+    assert "Data and pipelines are up to date." in output
+    assert STARTED.findall(output) == []
+
+
+def test_git_sees_no_data(smoke):
+    listed = smoke.project.run("git", "status", "--porcelain", "--untracked-files=all").splitlines()
+    assert [line[3:] for line in listed] in ([], ["dvc.lock"])
+
+
+def test_nothing_half_done_stays(smoke):
+    scratch = smoke.project.root / store.scratch_file()
+    assert not [path for path in scratch.rglob("*") if path.is_file()]
+    assert not [path for path in (smoke.project.root / "data").rglob("*") if "partial" in path.name]
+
+
+def test_the_report_says_that_the_numbers_mean_nothing(smoke):
+    from stages.report.words import SMOKE  # late: brings pandas and matplotlib
+
+    folder = smoke.project.root / store.report_folder("smoke")
+    assert SMOKE in (folder / "report.md").read_text()
+    assert SMOKE in (folder / "report.html").read_text()
+    assert list((folder / "figures").glob("*.svg"))
+
+
+def test_every_text_is_vanillas(smoke):
+    """float32 on one thread: no difference is excused, and one fails the stage."""
+    folder = smoke.project.root / store.cell_file("smoke", "gsm_symbolic", "vanilla").parent
+    cells = {file.stem: store.read_parquet(file, store.CELLS) for file in sorted(folder.iterdir())}
+    assert set(cells) == {"vanilla", *smoke.project.params()["methods"]}
+    texts = [row["output_ids"] for row in cells["vanilla"]]
+    for method in ("specdiff", "specdiff2_tree"):
+        assert [row["output_ids"] for row in cells[method]] == texts
+
+
+def test_dvc_shows_metrics_and_plots(smoke):
+    shown = json.loads(smoke.project.dvc("metrics", "show", "--json").splitlines()[-1])
+    assert "reports/smoke/metrics.json" in shown[""]["data"]
+    output = smoke.project.dvc("plots", "show", "--out", str(smoke.project.notes.with_name(".plots")))
+    assert "failed" not in output.lower()
+    page = (smoke.project.root / ".plots" / "index.html").read_text()
+    for name in ("speed-up", "acceptance by position", "training"):
+        assert name in page
