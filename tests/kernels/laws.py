@@ -26,9 +26,7 @@ class Verifier:
 
     def __call__(self, prefix: tuple[int, ...]) -> Tensor:
         if prefix not in self._rows:
-            logits_V = self.sharpness * torch.randn(
-                self.vocab, generator=self._generator, dtype=torch.float64
-            )
+            logits_V = self.sharpness * torch.randn(self.vocab, generator=self._generator, dtype=torch.float64)
             self._rows[prefix] = logits_V.softmax(0)
         return self._rows[prefix]
 
@@ -150,9 +148,7 @@ def walk(rule: Callable[[Sequence[int]], Verdict], p_MV: Tensor) -> Iterator[tup
             yield rule(_Coins(known, len(rows))), weight
         except _NeedsCoin as needed:
             stack += [
-                ({**known, needed.row: y}, weight * value)
-                for y, value in enumerate(rows[needed.row])
-                if value > 0
+                ({**known, needed.row: y}, weight * value) for y, value in enumerate(rows[needed.row]) if value > 0
             ]
 
 

@@ -45,9 +45,7 @@ def assert_lossless(cycle, verifier, *, cycles=2):
 
 def marginals(vocab, window, prefix, *, support=0):
     """Another q for another prefix, as a drafter's would be."""
-    return random_q(
-        window, vocab, seed=1 + sum((t + 1) * 7**i for i, t in enumerate(prefix)), support=support
-    )
+    return random_q(window, vocab, seed=1 + sum((t + 1) * 7**i for i, t in enumerate(prefix)), support=support)
 
 
 def draft_sets(q_GV, num_drafts):
@@ -76,31 +74,24 @@ def test_leviathan(vocab, window):
     def cycle(prefix):
         q_GV = marginals(vocab, window, prefix, support=vocab - 1)  # p > 0 where q = 0
         return mix(
-            (leviathan_law(d, q_GV, p_rows(chain(torch.tensor(d)), verifier, prefix)), w)
-            for d, w in drafts_of(q_GV)
+            (leviathan_law(d, q_GV, p_rows(chain(torch.tensor(d)), verifier, prefix)), w) for d, w in drafts_of(q_GV)
         )
 
     assert_lossless(cycle, verifier, cycles=1)
 
 
-@pytest.mark.parametrize(
-    ("vocab", "window", "num_drafts"), [(3, 2, 2), (4, 2, 2), (5, 2, 2), (3, 2, 3), (3, 3, 2)]
-)
+@pytest.mark.parametrize(("vocab", "window", "num_drafts"), [(3, 2, 2), (4, 2, 2), (5, 2, 2), (3, 2, 3), (3, 3, 2)])
 def test_trie_walk(vocab, window, num_drafts):
     verifier = Verifier(vocab, seed=vocab)
     q_GV = marginals(vocab, window, (), support=3)
 
     def cycle(prefix):
-        return mix(
-            (match_law(prefix_trie(d).tree, verifier, prefix), w) for d, w in draft_sets(q_GV, num_drafts)
-        )
+        return mix((match_law(prefix_trie(d).tree, verifier, prefix), w) for d, w in draft_sets(q_GV, num_drafts))
 
     assert_lossless(cycle, verifier, cycles=1)
 
 
-@pytest.mark.parametrize(
-    ("vocab", "window", "num_drafts"), [(3, 2, 2), (5, 2, 2), (3, 2, 3), (3, 3, 2), (3, 3, 3)]
-)
+@pytest.mark.parametrize(("vocab", "window", "num_drafts"), [(3, 2, 2), (5, 2, 2), (3, 2, 3), (3, 3, 2), (3, 3, 3)])
 def test_self_selection_then_match(vocab, window, num_drafts):
     verifier = Verifier(vocab, seed=vocab)
     q_GV = marginals(vocab, window, (), support=2 if num_drafts * window > 6 else 3)

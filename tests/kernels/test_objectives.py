@@ -26,13 +26,7 @@ every_objective = pytest.mark.parametrize(("name", "objective", "kwargs"), CASES
 
 def random_log_q(windows=4, window=5, seed=0, dtype=torch.float64):
     generator = torch.Generator().manual_seed(seed)
-    return (
-        torch.rand(windows, window, generator=generator, dtype=dtype)
-        .mul(0.98)
-        .add(0.01)
-        .log()
-        .requires_grad_()
-    )
+    return torch.rand(windows, window, generator=generator, dtype=dtype).mul(0.98).add(0.01).log().requires_grad_()
 
 
 def all_valid(log_q_WG):
@@ -81,9 +75,7 @@ def test_gradient_is_the_tables_weight(name, objective, kwargs):
     assert not weights(name, log_q_WG, all_valid(log_q_WG), **kwargs).requires_grad
 
 
-@pytest.mark.parametrize(
-    ("name", "objective", "kwargs"), [c for c in CASES if c[0] not in ("ce_streak", "dpace")]
-)
+@pytest.mark.parametrize(("name", "objective", "kwargs"), [c for c in CASES if c[0] not in ("ce_streak", "dpace")])
 def test_gradcheck(name, objective, kwargs):
     log_q_WG = random_log_q(3, 4, seed=1)
     valid_WG = all_valid(log_q_WG)
@@ -112,9 +104,7 @@ def log_q_of_texts(q_GV, verifier, window):
 
 def expectation(objective, log_q_WG, probabilities):
     valid_1G = torch.ones(1, log_q_WG.shape[1], dtype=torch.bool)
-    return -sum(
-        w * float(objective(row_G[None], valid_1G)) for row_G, w in zip(log_q_WG, probabilities, strict=True)
-    )
+    return -sum(w * float(objective(row_G[None], valid_1G)) for row_G, w in zip(log_q_WG, probabilities, strict=True))
 
 
 @pytest.mark.parametrize(("vocab", "window"), [(3, 3), (4, 2), (5, 2)])
@@ -137,9 +127,7 @@ def test_trie_streak_is_the_expected_trie_walk(vocab, window, drafts):
         for _, w in chosen:
             weight *= w
         decoded += weight * expected_accepted(tree, p_rows(tree, verifier, ()))
-    value = expectation(
-        lambda x, v: trie_streak(x, v, drafts=drafts), *log_q_of_texts(q_GV, verifier, window)
-    )
+    value = expectation(lambda x, v: trie_streak(x, v, drafts=drafts), *log_q_of_texts(q_GV, verifier, window))
     assert value == pytest.approx(decoded, abs=1e-9)
 
 
@@ -165,9 +153,7 @@ def test_nothing_behind_valid_matters(name, objective, kwargs, hole):
     dirty.backward()
     assert torch.equal(clean_WG.grad, dirty_WG.grad)
     assert not dirty_WG.grad[1, 2:].any()
-    assert torch.equal(
-        weights(name, dirty_WG, valid_WG, **kwargs)[1, 2:], torch.zeros(2, dtype=torch.float64)
-    )
+    assert torch.equal(weights(name, dirty_WG, valid_WG, **kwargs)[1, 2:], torch.zeros(2, dtype=torch.float64))
     # All-invalid rows do not dilute the mean.
     padded_WG = torch.cat([clean_WG.detach(), torch.full((3, 4), hole)])
     padding = objective(padded_WG, torch.cat([valid_WG, torch.zeros(3, 4, dtype=torch.bool)]), **kwargs)
@@ -217,9 +203,7 @@ def test_trie_streak_keeps_small_prefixes():
 
 def test_nan_at_a_valid_position_is_not_hidden():
     for _, objective, kwargs in CASES:
-        assert torch.isnan(
-            objective(torch.tensor([[NAN, -1.0]]), torch.ones(1, 2, dtype=torch.bool), **kwargs)
-        )
+        assert torch.isnan(objective(torch.tensor([[NAN, -1.0]]), torch.ones(1, 2, dtype=torch.bool), **kwargs))
 
 
 def test_half_precision_is_raised_to_float32():

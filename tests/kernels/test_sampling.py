@@ -79,9 +79,7 @@ def test_forbidden_ids_leave_before_the_softmax():
 
 def test_top_k_and_top_p():
     logits_V = torch.tensor([0.15, 0.5, 0.05, 0.3]).log()
-    torch.testing.assert_close(
-        probabilities(logits_V, temperature=1.0, top_k=2), torch.tensor([0, 0.625, 0, 0.375])
-    )
+    torch.testing.assert_close(probabilities(logits_V, temperature=1.0, top_k=2), torch.tensor([0, 0.625, 0, 0.375]))
     for top_p, kept in [(1e-6, [1]), (0.49, [1]), (0.6, [1, 3]), (0.9, [0, 1, 3]), (0.999, [0, 1, 2, 3])]:
         p_V = probabilities(logits_V, temperature=1.0, top_p=top_p)
         assert p_V.nonzero()[:, 0].tolist() == kept
@@ -166,9 +164,7 @@ def test_uniformity():
 
 def test_extreme_hashes_stay_inside(monkeypatch):
     for word in (0, -1):
-        monkeypatch.setattr(
-            "kernels.sampling._hash", lambda count, key, device, word=word: torch.full((count,), word)
-        )
+        monkeypatch.setattr("kernels.sampling._hash", lambda count, key, device, word=word: torch.full((count,), word))
         uniform = float(keyed_uniform(1, seed=0, prompt_key=0, position=0))
         assert 0 < uniform < 1
         assert math.isfinite(float(keyed_gumbel(1, seed=0, prompt_key=0, position=0)))
@@ -191,9 +187,7 @@ def test_gumbel_shares_no_bits_with_any_stream():
     gumbel = keyed_gumbel(50_000, seed=0, prompt_key=KEY, position=7)
     for stream in range(3):
         uniform = keyed_uniform(50_000, seed=0, prompt_key=KEY, position=7, stream=stream)
-        assert abs(float(torch.corrcoef(torch.stack([gumbel.double(), uniform]))[0, 1])) < 4 / math.sqrt(
-            50_000
-        )
+        assert abs(float(torch.corrcoef(torch.stack([gumbel.double(), uniform]))[0, 1])) < 4 / math.sqrt(50_000)
     with pytest.raises(AssertionError):
         keyed_uniform(1, seed=0, prompt_key=KEY, position=0, stream=-1)
 
@@ -203,9 +197,7 @@ def test_choices_follow_the_law(temperature):
     logits_V = torch.tensor([0.3, -1.0, 2.0, 0.0, 1.0])
     p_V = probabilities(logits_V, temperature=temperature, top_k=4)
     count = 6_000
-    ids_N = keyed_choice(
-        logits_V.expand(count, 5), list(range(count)), noise_for(5), temperature=temperature, top_k=4
-    )
+    ids_N = keyed_choice(logits_V.expand(count, 5), list(range(count)), noise_for(5), temperature=temperature, top_k=4)
     counts_V = torch.bincount(ids_N, minlength=5)
     assert counts_V[1] == 0
     kept = p_V > 0
@@ -254,9 +246,7 @@ def test_top2_gap_is_in_logit_units():
 
 def test_draws_invert_the_cdf():
     p_V = torch.tensor([0.0, 0.25, 0.0, 0.5, 0.25, 0.0])
-    draws = sample_rows(
-        p_V.expand(6, 6), torch.tensor([1e-300, 0.2499, 0.25, 0.7499, 0.75, 1 - 2**-53]).double()
-    )
+    draws = sample_rows(p_V.expand(6, 6), torch.tensor([1e-300, 0.2499, 0.25, 0.7499, 0.75, 1 - 2**-53]).double())
     assert draws.tolist() == [1, 1, 3, 3, 4, 4]
     assert sample_rows(p_V, torch.tensor(0.3)).item() == 3
     assert sample_rows(p_V.expand(2, 3, 6), torch.full((2, 3), 0.9)).tolist() == [[4] * 3] * 2

@@ -44,9 +44,7 @@ def rounded(value):
 
 def distance(law, verifier, *, count=1):
     """Total variation of the first tokens to the verifier's, once the verifier has completed the cycle."""
-    return total_variation(
-        after(lambda _: law, verifier, count=count, cycles=1), vanilla(verifier, (), count)
-    )
+    return total_variation(after(lambda _: law, verifier, count=count, cycles=1), vanilla(verifier, (), count))
 
 
 def chain_rows(draft, verifier):
@@ -209,9 +207,7 @@ def test_match_that_emits_the_residual():
     p_V, q_V = FOUR(()), FOUR_Q[0]
     wrong = {}
     for (x,), weight in drafts_of(FOUR_Q):
-        for verdict, w in walk(
-            lambda coins, x=x: match(chain(torch.tensor([x])), coins), chain_rows((x,), FOUR)
-        ):
+        for verdict, w in walk(lambda coins, x=x: match(chain(torch.tensor([x])), coins), chain_rows((x,), FOUR)):
             if verdict.path:
                 add(wrong, (x,), weight * w)
             else:
