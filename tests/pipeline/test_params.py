@@ -26,7 +26,7 @@ def leaves(node: Any, key: str) -> Iterator[str]:
     if isinstance(node, dict) and node:
         for name, value in node.items():
             yield from leaves(value, f"{key}.{name}")
-    elif not isinstance(node, dict):
+    elif node not in ({}, []):  # an empty section or list hands out no value
         yield key
 
 

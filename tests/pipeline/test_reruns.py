@@ -99,7 +99,10 @@ def test_a_retrained_drafter_reruns_the_cells_of_its_methods(finished, tmp_path)
 
 @pytest.mark.slow
 def test_a_value_and_back_is_restored(finished, tmp_path):
-    """Measured seconds differ from run to run: the same bytes mean that nothing was measured again."""
+    """Measured seconds differ from run to run: the same bytes mean that nothing was measured again.
+
+    The report lives in Git and not in DVC's cache, so it alone is drawn again, unless its deps are what they were.
+    """
     project = finished.copy(tmp_path / "copy")
     measured = project.root / "data" / "smoke" / "cells" / "humaneval" / "specdiff2.parquet"
     before = measured.read_bytes()
@@ -107,6 +110,6 @@ def test_a_value_and_back_is_restored(finished, tmp_path):
         assert set(STARTED.findall(project.dvc("repro"))) == cells("specdiff2") | REPORT
         assert measured.read_bytes() != before
     output = project.dvc("repro")
-    assert STARTED.findall(output) == []
-    assert set(RESTORED.findall(output)) == cells("specdiff2") | REPORT
+    assert set(STARTED.findall(output)) <= REPORT
+    assert set(RESTORED.findall(output)) - REPORT == cells("specdiff2")
     assert measured.read_bytes() == before
