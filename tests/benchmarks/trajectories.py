@@ -1,7 +1,7 @@
 """Throughput of `decode_batch` beside transformers' `generate`, same model, prompts and process.
 
     python -m tests.benchmarks.trajectories --model data/cpu/models/verifier \\
-        --prompts-file data/cpu/prompts/corpus.parquet --prompts 256 --new-tokens 96 --out /tmp/throughput
+        --prompts-file data/cpu/prompts/corpus.parquet --prompts 256 --new-tokens 96 --out throughput
 
 Both decode greedily in float32. `generate` pads on the left; it runs once over prompts sorted by length (as a
 careful user would) and once in the order given. Each contestant first picks its batch size on a sample. Then the
