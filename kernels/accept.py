@@ -89,11 +89,6 @@ def select_chain(tree: Tree, path: list[int]) -> Branch:
     return Branch(Tree(tree.tokens_N[path], list(range(-1, len(path) - 1))), path, [0, *(n + 1 for n in path)])
 
 
-def expected_length(tree: Tree, p: Tensor) -> float:
-    """E[L] of Match on a tree: the sum over nodes of P(node), with `p` as in score_drafts."""
-    return sum(_reach(tree, p))
-
-
 def leviathan(
     tokens_G: Tensor, q_GV: Tensor, p_MV: Tensor, *, uniforms_G: Tensor, final_uniform: float | Tensor
 ) -> Verdict:

@@ -8,6 +8,8 @@ A pass of N rows writes behind the committed rows and commits nothing. `keep` th
 stay, in order; the rest are overwritten by the next pass. Cached length = committed tokens, always.
 """
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
 
@@ -63,6 +65,10 @@ class KVCache:
         self.length = length
         self.in_flight = 0
 
+    def lend(self, layers: Sequence[int]) -> "LentCache":
+        """These layers, for a reader that drafts behind the committed rows."""
+        return LentCache(self, layers)
+
     def get_seq_length(self, layer_idx: int = 0) -> int:
         """Committed rows, under the name transformers asks for."""
         return self.length
@@ -74,6 +80,55 @@ class KVCache:
         if old is not None:
             grown[:, :, :, :, : old.shape[4]] = old
         self.kv_L2BHCD = grown
+
+
+class LentCache:
+    """A reader's view of some layers of a `KVCache`: the committed rows, and room for its own rows behind them.
+
+    What the reader writes is overwritten by the owner's next pass; it commits nothing. Layer i of the reader is layer
+    `layers[i]` of the owner, whose keys it reads as they are, rotated by their places in the text.
+    """
+
+    def __init__(self, owner: KVCache, layers: Sequence[int]) -> None:
+        self.owner = owner
+        self.layers = layers
+
+    @property
+    def length(self) -> int:
+        return self.owner.length
+
+    def update(
+        self, key_BHND: Tensor, value_BHND: Tensor, layer_idx: int, *_: object, **__: object
+    ) -> tuple[Tensor, Tensor]:
+        """Write the pass's rows of one layer behind the owner's; return all rows it may look at."""
+        seen = self.owner.update(key_BHND, value_BHND, self.layers[layer_idx])
+        self.owner.in_flight = 0  # these rows are the reader's: the owner must not keep them
+        return seen
+
+    def get_seq_length(self, layer_idx: int = 0) -> int:
+        """The owner's committed rows, under the name transformers asks for."""
+        return self.owner.length
+
+
+class FixedCache:
+    """Rows cached once and for all: a pass sees them and its own rows, and leaves nothing behind. Differentiable.
+
+    kv_L2BHTD: L layers, key and value, T cached rows.
+    """
+
+    def __init__(self, kv_L2BHTD: Tensor) -> None:
+        self.kv_L2BHTD = kv_L2BHTD
+
+    def update(
+        self, key_BHND: Tensor, value_BHND: Tensor, layer_idx: int, *_: object, **__: object
+    ) -> tuple[Tensor, Tensor]:
+        """The cached rows of one layer and, behind them, the rows of this pass."""
+        keys_BHTD, values_BHTD = self.kv_L2BHTD[layer_idx]
+        return torch.cat([keys_BHTD, key_BHND], 2), torch.cat([values_BHTD, value_BHND], 2)
+
+    def get_seq_length(self, layer_idx: int = 0) -> int:
+        """Cached rows, under the name transformers asks for."""
+        return self.kv_L2BHTD.shape[4]
 
 
 class RaggedKVCache:
@@ -130,6 +185,11 @@ class RaggedKVCache:
         for slot, count in enumerate(counts, start=self._first):
             self.lengths[slot] += count
         self._new = 0
+
+    def rows_of(self, slot: int, layers: Sequence[int]) -> Tensor:
+        """[L, 2, H, T, D]: a copy of the committed rows of one slot in these layers."""
+        assert self.kv_L2BHCD is not None, "nothing was cached yet"
+        return self.kv_L2BHCD[list(layers), :, slot, :, : self.lengths[slot]].clone()
 
     def copy(self, source: int, target: int) -> None:
         """Give slot `target` the text of slot `source`; what it held is lost."""

@@ -123,14 +123,5 @@ def validate(tree: Tree) -> None:
     children(tree)
 
 
-def truncate(tree: Tree, max_depth: int) -> Tree:
-    """The tree without nodes deeper than max_depth, in the same order, parents renumbered."""
-    kept = [node for node, depth in enumerate(depths(tree.parents)) if depth <= max_depth]
-    if len(kept) == len(tree.parents):
-        return tree
-    number = {-1: -1} | {node: index for index, node in enumerate(kept)}
-    return Tree(tree.tokens_N[kept], [number[tree.parents[node]] for node in kept])
-
-
 def _long(tokens: list[int], device: torch.device) -> Tensor:
     return torch.tensor(tokens, dtype=torch.int64, device=device)

@@ -8,7 +8,10 @@ One convention, shared by the loss and by the sampler (METHOD.md sections 2 and 
 - left shift: q_1 comes from the last prefix row (which sees no window row), q_(j+1) from window row j;
 - window rows see the whole prefix and one another (bidirectional), and no row of another window.
 
-Letters: B batch, T clean tokens, W windows, G window, R = T + W (G - 1) rows of a training pass.
+Two layouts of a training pass, for the two things a drafter may read as its prefix (stages/common/drafters.py):
+`training_windows` runs the prefix rows itself, `context_windows` finds them in a cache.
+
+Letters: B batch, T clean tokens or cached rows, W windows, G window, R rows of a training pass, C columns they see.
 """
 
 from typing import NamedTuple
@@ -21,9 +24,9 @@ class WindowBatch(NamedTuple):
     """Everything a training pass over many windows of each sequence needs beside the tokens."""
 
     positions_BR: Tensor  # long: place of every row in its text
-    sees_BRR: Tensor  # bool: row, column -> may look
+    sees_BRC: Tensor  # bool: row, column -> may look
     source_BWG: Tensor  # long: the row that speaks for x_1 .. x_G
-    target_BWG: Tensor  # long: the place of x_1 .. x_G in the text (clipped to T - 1; see valid)
+    target_BWG: Tensor  # long: the place of x_1 .. x_G in the text (beyond its end where not valid)
     valid_BWG: Tensor  # bool: x_j lies inside the text
 
 
@@ -64,7 +67,7 @@ def training_windows(anchors_BW: Tensor, lengths_B: Tensor, *, text: int, window
     )
     sees_clean_BRT = clean_T < before_BR[:, :, None]
     sees_window_RS = (owner_R[:, None] == owner_R[None, text:]) & (owner_R[:, None] >= 0)
-    sees_BRR = torch.cat([sees_clean_BRT, sees_window_RS.expand(B, -1, -1)], 2)
+    sees_BRC = torch.cat([sees_clean_BRT, sees_window_RS.expand(B, -1, -1)], 2)
 
     first_row_W = text + torch.arange(W, device=device) * span
     source_BWG = torch.cat(
@@ -76,7 +79,34 @@ def training_windows(anchors_BW: Tensor, lengths_B: Tensor, *, text: int, window
     )
     target_BWG = anchors_BW[:, :, None] + torch.arange(window, device=device)
     valid_BWG = target_BWG < lengths_B[:, None, None]
-    return WindowBatch(positions_BR, sees_BRR, source_BWG, target_BWG.clamp(max=text - 1), valid_BWG)
+    return WindowBatch(positions_BR, sees_BRC, source_BWG, target_BWG, valid_BWG)
+
+
+def context_windows(anchors_BW: Tensor, lengths_B: Tensor, *, cached: int, window: int) -> WindowBatch:
+    """W windows behind a cached prefix: R = W G rows, C = cached + R columns.
+
+    Each window brings the pending token, which stands before its anchor and is not cached yet, and its G - 1 window
+    rows: what `decoding_mask(cached=anchor - 1, new=1, window_rows=G - 1)` lays out, for many windows at once. The
+    `cached` columns hold places 0 .. cached - 1 of each text; a window sees those before its pending token.
+    """
+    assert window >= 1
+    assert int(anchors_BW.min()) >= 1, "a window needs at least one token before it"
+    B, W = anchors_BW.shape
+    device, rows = anchors_BW.device, W * window
+    offset_G = torch.arange(window, device=device)
+    positions_BR = (anchors_BW[:, :, None] - 1 + offset_G).flatten(1)
+
+    before_BR = (anchors_BW - 1).repeat_interleave(window, 1)
+    sees_cached_BRT = torch.arange(cached, device=device) < before_BR[:, :, None]
+    own_GG = (offset_G >= 1)[:, None] | (offset_G == 0)  # the pending token sees itself alone
+    owner_R = torch.arange(rows, device=device) // window
+    sees_rows_RR = (owner_R[:, None] == owner_R) & own_GG.repeat(W, W)
+    sees_BRC = torch.cat([sees_cached_BRT, sees_rows_RR.expand(B, -1, -1)], 2)
+
+    source_BWG = torch.arange(rows, device=device).view(1, W, window).expand(B, -1, -1)
+    target_BWG = anchors_BW[:, :, None] + offset_G
+    valid_BWG = target_BWG < lengths_B[:, None, None]
+    return WindowBatch(positions_BR, sees_BRC, source_BWG, target_BWG, valid_BWG)
 
 
 def additive(sees: Tensor, dtype: torch.dtype) -> Tensor:

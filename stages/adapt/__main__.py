@@ -2,7 +2,7 @@
 
     python -m stages.adapt <profile>
 
-Reads   the verifier, data/<profile>/trajectories.parquet
+Reads   the verifier, data/<profile>/trajectories.parquet and contexts/
 Writes  data/<profile>/drafters/adapt/, data/<profile>/curves/adapt.csv
 Params  <profile>.adapt
 
@@ -17,7 +17,8 @@ import torch
 
 from kernels import objectives
 from stages.common import entry, provenance, scratch, store, training, windows
-from stages.common.drafters import DrafterCard, prune, save_drafter
+from stages.common.contexts import Contexts
+from stages.common.drafters import DrafterCard, Prefix, prune, save_drafter
 from stages.common.models import end_ids_of, load_causal_lm, load_tokenizer
 from stages.common.params import Count, load
 from stages.common.training import Training
@@ -26,6 +27,7 @@ from stages.common.training import Training
 @dataclass(frozen=True, kw_only=True)
 class Params:
     layers: tuple[int, ...]  # the verifier's layers that stay
+    prefix: Prefix  # whose keys and values of the prefix it reads: its own, or the verifier's
     draft_vocab: Count  # most frequent words of the training texts that can be drafted
     training: Training
 
@@ -37,13 +39,16 @@ def main(run: entry.Run) -> None:
 def adapt(profile: str, params: Params, device: entry.Device, *, seed: int) -> None:
     t = params.training
     folder, file = store.verifier_folder(profile), store.trajectories_file(profile)
-    found = windows.examples(store.read_parquet(file, store.TRAJECTORIES), max_tokens=t.max_tokens)
-    split = windows.split_by_prompt(found, share=t.validation, seed=seed)
+    contexts = Contexts(store.contexts_folder(profile), params.layers) if params.prefix == "verifier" else None
+    texts = training.read_texts(store.read_parquet(file, store.TRAJECTORIES), contexts, t, seed=seed)
     causal_lm = load_causal_lm(folder, torch.float32)
     tokenizer = load_tokenizer(folder)
     vocab_size = min(tokenizer.size, causal_lm.config.vocab_size)
-    d2t = windows.draft_vocabulary(split[0], size=params.draft_vocab, vocab_size=vocab_size, always=end_ids_of(folder))
-    drafter = prune(causal_lm, layers=params.layers, d2t=d2t, vocab_size=vocab_size).to(device.name)
+    d2t = windows.draft_vocabulary(
+        texts.training, size=params.draft_vocab, vocab_size=vocab_size, always=end_ids_of(folder)
+    )
+    drafter = prune(causal_lm, layers=params.layers, d2t=d2t, vocab_size=vocab_size, prefix=params.prefix)
+    drafter = drafter.to(device.name)
     for p in drafter.trained():
         p.requires_grad_(True)
 
@@ -51,7 +56,7 @@ def adapt(profile: str, params: Params, device: entry.Device, *, seed: int) -> N
     mark = scratch.fingerprint(params, {"trajectories": digest, "stage": "adapt", "seed": str(seed)}, CODE)
     rows = training.train(
         drafter,
-        split,
+        texts,
         objectives.masked_ce,
         t,
         seed=seed,
@@ -64,7 +69,7 @@ def adapt(profile: str, params: Params, device: entry.Device, *, seed: int) -> N
         mask_token_id=drafter.mask_id,
         steps=1,
         shift="left",
-        prefix="causal",
+        prefix=params.prefix,
         layers=params.layers,
         verifier_tokenizer=tokenizer.fingerprint(),
         vocab_size=vocab_size,

@@ -15,16 +15,16 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from itertools import takewhile
-from typing import NamedTuple, cast
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from kernels.cache import KVCache, RaggedKVCache
+from kernels.cache import RaggedKVCache
 from kernels.sampling import KeyedNoise, is_greedy, keyed_choice, prompt_key
 from stages.common.models import Verifier
 
-PREFILL_ROWS = 2048  # of one pass, padding included: bounds memory, wide enough to keep the cores busy
+PREFILL_ROWS = 1024  # of one pass, padding included: bounds memory, wide enough to keep the cores busy
 REFILL_SHARE = 8  # newcomers enter when an eighth of the slots is free: fewer, wider prefill passes
 
 
@@ -33,6 +33,7 @@ class Decoded(NamedTuple):
 
     output_ids: list[int]
     finish_reason: str  # "stop": an end id; "length": max_new_tokens or the context limit
+    context: Tensor | None = None  # [L, 2, H, T, D]: what the kept layers cached of all tokens but the last
 
 
 def room(*, context_limit: int, prompt_length: int, max_new_tokens: int) -> int:
@@ -65,14 +66,18 @@ def decode_batch(
     batch_size: int,
     top_k: int = 0,
     top_p: float = 1.0,
+    keep_layers: Sequence[int] = (),
     progress: Callable[[int, int], None] | None = None,
 ) -> list[Decoded]:
     """Continue every prompt until an end id, `max_new_tokens` or the context limit; results in input order.
 
-    keys: names whose noise the prompts use, one each (equal names, equal coins). progress: called after every
-    pass with the tokens and the finished texts it brought. ValueError for an empty or overlong prompt.
+    keys: names whose noise the prompts use, one each (equal names, equal coins). keep_layers: whose keys and values
+    come back with each text. progress: called after every pass with the tokens and the finished texts it brought.
+    ValueError for an empty or overlong prompt, or a layer that the verifier does not have.
     """
     _check(prompts, keys, verifier.context_limit, batch_size)
+    if any(not 0 <= layer < verifier.num_layers for layer in keep_layers):
+        raise ValueError(f"keep_layers: {list(keep_layers)} are not layers of a model with {verifier.num_layers}")
     done: list[Decoded | None] = [None] * len(prompts)
     waiting: deque[_Text] = deque()
     for index in sorted(range(len(prompts)), key=lambda i: -len(prompts[i])):
@@ -111,7 +116,7 @@ def decode_batch(
             strict=True,
         ):
             text.output.append(token)
-        finished = _leave(live, cache, verifier.end_ids, done)
+        finished = _leave(live, cache, verifier.end_ids, done, keep_layers)
         if progress:
             progress(len(moved), finished)
     return [decoded for decoded in done if decoded is not None]
@@ -134,8 +139,7 @@ def _check(prompts: Sequence[Sequence[int]], keys: Sequence[str], context_limit:
 def _pass(verifier: Verifier, cache: RaggedKVCache, ids_BN: Tensor, *, first: int, counts: list[int]) -> Tensor:
     """Last hidden states [B, N, D]; the first counts[i] rows of each text are kept."""
     positions_BN, sees_BNT = cache.open(first, first + len(counts), new=ids_BN.shape[1], device=verifier.device)
-    # The attention layers ask a cache for `update` alone.
-    hidden_BND = verifier(ids_BN, positions_BN, sees_BNT, cast(KVCache, cache))
+    hidden_BND = verifier(ids_BN, positions_BN, sees_BNT, cache)
     cache.commit(counts)
     return hidden_BND
 
@@ -198,7 +202,13 @@ def _choose(
     return tokens
 
 
-def _leave(live: list[_Text], cache: RaggedKVCache, end_ids: frozenset[int], done: list[Decoded | None]) -> int:
+def _leave(
+    live: list[_Text],
+    cache: RaggedKVCache,
+    end_ids: frozenset[int],
+    done: list[Decoded | None],
+    keep_layers: Sequence[int],
+) -> int:
     """Take finished texts out of the batch; the last text moves into the gap. Returns how many left."""
     before = len(live)
     for slot in reversed(range(before)):
@@ -206,7 +216,8 @@ def _leave(live: list[_Text], cache: RaggedKVCache, end_ids: frozenset[int], don
         stopped = text.output[-1] in end_ids
         if not stopped and len(text.output) < text.room:
             continue
-        done[text.index] = Decoded(text.output, "stop" if stopped else "length")
+        context = cache.rows_of(slot, keep_layers) if keep_layers else None
+        done[text.index] = Decoded(text.output, "stop" if stopped else "length", context)
         if slot < len(live) - 1:
             cache.copy(len(live) - 1, slot)
             live[slot] = live[-1]

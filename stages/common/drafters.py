@@ -1,6 +1,10 @@
 """The masked-diffusion drafter: a depth-pruned causal body that also reads mask rows and speaks a draft vocabulary.
 
     rows      prefix rows are causal and cached; window rows see the prefix and one another (kernels/window.py)
+    prefix    "own": the drafter runs the prefix through its own layers and caches it.
+              "verifier": layer i reads the keys and values that the verifier cached at layer `layers[i]`, which it was
+              cut from. The prefix is then seen by the whole verifier, and costs the drafter nothing. The pending token
+              is not in that cache yet, so the drafter runs it as a row of its own.
     mask      one trained embedding, id `mask_id` = first id beyond the verifier's vocabulary; never proposed
     head      V_d draft words: d2t[d] is the verifier's id of draft word d, t2d[t] its inverse, -1 where there is none
     embedding the verifier's own, frozen and shared; it is not stored again
@@ -12,15 +16,17 @@ import json
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
-from kernels.cache import KVCache
+from kernels.cache import KVCache, LentCache
 from kernels.window import decoding_mask
-from stages.common.models import CausalModel, can_pack, empty_body, pack_linears, pruned_body
+from stages.common.models import Cache, CausalModel, can_pack, empty_body, pack_linears, pruned_body
+
+Prefix = Literal["own", "verifier"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -32,7 +38,7 @@ class DrafterCard:
     mask_token_id: int
     steps: int  # denoising steps it was trained for
     shift: str  # "left": row i speaks for token i + 1
-    prefix: str  # "causal": prefix rows are cached exactly
+    prefix: Prefix  # whose keys and values of the prefix it reads
     layers: tuple[int, ...]  # the verifier's layers it was cut from
     verifier_tokenizer: str  # hash of the id-to-token map
     vocab_size: int
@@ -43,10 +49,17 @@ class DrafterCard:
 
 
 class Drafter(CausalModel):
-    """q_1 .. q_G from one pass over [new committed tokens, G - 1 masks] behind the cached prefix."""
+    """q_1 .. q_G from one pass over [new committed tokens, G - 1 masks] behind the cached prefix.
 
-    def __init__(self, body: Any, *, d2t: Tensor, vocab_size: int) -> None:
+    layers: of the verifier, that it was cut from and, with prefix "verifier", reads the cache of.
+    """
+
+    def __init__(
+        self, body: Any, *, d2t: Tensor, vocab_size: int, layers: Sequence[int], prefix: Prefix = "own"
+    ) -> None:
         super().__init__(body)
+        self.layers = tuple(layers)
+        self.prefix = prefix
         self.vocab_size = vocab_size
         self.mask_id = vocab_size
         self.mask_embedding = nn.Parameter(torch.zeros(self.width))
@@ -64,7 +77,7 @@ class Drafter(CausalModel):
         words = self.body.embed_tokens(ids.masked_fill(masked, 0)).to(self.dtype)
         return torch.where(masked[..., None], self.mask_embedding.to(self.dtype), words)
 
-    def forward(self, ids_BN: Tensor, positions_BN: Tensor, sees: Tensor, cache: KVCache | None = None) -> Tensor:
+    def forward(self, ids_BN: Tensor, positions_BN: Tensor, sees: Tensor, cache: Cache | None = None) -> Tensor:
         return self.rows(self.embed(ids_BN), positions_BN, sees, cache)
 
     def logits(self, hidden_XD: Tensor) -> Tensor:
@@ -82,28 +95,29 @@ class Drafter(CausalModel):
         cache.keep(list(range(len(new))))
 
     @torch.inference_mode()
-    def draft(self, new: Sequence[int], window: int, cache: KVCache) -> Tensor:
-        """Scores [G, V_d] of the next G tokens behind cache + `new`, which is cached on the way."""
+    def draft(self, new: Sequence[int], window: int, cache: KVCache | LentCache) -> Tensor:
+        """Scores [G, V_d] of the next G tokens behind cache + `new`, which a cache of its own keeps."""
         assert new
         assert window >= 1
         hidden = self._pass(new, window - 1, cache)
-        cache.keep(list(range(len(new))))
+        if isinstance(cache, KVCache):
+            cache.keep(list(range(len(new))))
         return self.logits(hidden[0, len(new) - 1 :])
 
-    def _pass(self, new: Sequence[int], masks: int, cache: KVCache) -> Tensor:
+    def _pass(self, new: Sequence[int], masks: int, cache: KVCache | LentCache) -> Tensor:
         rows = torch.tensor([[*new, *[self.mask_id] * masks]], device=self.device)
         positions = torch.arange(cache.length, cache.length + rows.shape[1], device=self.device)[None]
         sees = decoding_mask(cached=cache.length, new=len(new), window_rows=masks, device=self.device)
         return self(rows, positions, sees, cache)
 
 
-def prune(causal_lm: Any, *, layers: Sequence[int], d2t: Tensor, vocab_size: int) -> Drafter:
+def prune(causal_lm: Any, *, layers: Sequence[int], d2t: Tensor, vocab_size: int, prefix: Prefix = "own") -> Drafter:
     """A drafter cut from the verifier: kept layers, its final norm, its head's rows for the draft words.
 
     The mask embedding starts at the mean word. At j = 1 the untrained drafter with every layer and every word *is* the
     verifier (a test).
     """
-    drafter = Drafter(pruned_body(causal_lm, layers), d2t=d2t, vocab_size=vocab_size)
+    drafter = Drafter(pruned_body(causal_lm, layers), d2t=d2t, vocab_size=vocab_size, layers=layers, prefix=prefix)
     assert isinstance(drafter.lm_head, nn.Linear)
     with torch.no_grad():
         drafter.mask_embedding.copy_(causal_lm.get_input_embeddings()(d2t).float().mean(0))
@@ -149,7 +163,9 @@ def load_drafter(
     state = load_file(folder / "model.safetensors")
     d2t, _ = state.pop("d2t"), state.pop("t2d")
     config = json.loads((folder / "config.json").read_text())
-    drafter = Drafter(empty_body(config, embedding), d2t=d2t, vocab_size=card.vocab_size)
+    drafter = Drafter(
+        empty_body(config, embedding), d2t=d2t, vocab_size=card.vocab_size, layers=card.layers, prefix=card.prefix
+    )
     missing, unexpected = drafter.load_state_dict(state, strict=False)
     if unexpected or any(not name.startswith("body.embed_tokens") for name in missing):
         raise ValueError(f"{folder}/model.safetensors: lacks {missing} and has {unexpected} too many; train it again")

@@ -20,9 +20,11 @@ from torch import Tensor, nn
 from transformers import AttentionInterface, AutoConfig, AutoModelForCausalLM, AutoTokenizer, GenerationConfig
 from transformers.utils import logging as hf_logging
 
-from kernels.cache import KVCache
+from kernels.cache import FixedCache, KVCache, LentCache, RaggedKVCache
 from kernels.window import additive, causal_mask
 
+Cache = KVCache | RaggedKVCache | LentCache | FixedCache  # what attention layers may be given: they ask for `update`
+HEAD_SETTINGS = {"logits_scaling": 1, "logit_scale": 1, "final_logit_softcapping": None}  # of a plain linear head
 ATTENTION = "grouped_sdpa"
 hf_logging.disable_progress_bar()
 
@@ -131,7 +133,7 @@ class CausalModel(nn.Module):
     def new_cache(self, capacity: int) -> KVCache:
         return KVCache(layers=self.num_layers, capacity=capacity)
 
-    def rows(self, embeds_BND: Tensor, positions_BN: Tensor, sees: Tensor, cache: KVCache | None = None) -> Tensor:
+    def rows(self, embeds_BND: Tensor, positions_BN: Tensor, sees: Tensor, cache: Cache | None = None) -> Tensor:
         """Last hidden states [B, N, D] of N rows.
 
         sees: bool [N, T] or [B, N, T], T the cached rows and then the rows of this pass.
@@ -194,6 +196,13 @@ class Verifier(CausalModel):
 
     def __init__(self, causal_lm: Any, *, vocab_size: int, end_ids: Sequence[int]) -> None:
         super().__init__(causal_lm.model)
+        config = causal_lm.config
+        for name, plain in HEAD_SETTINGS.items():
+            if getattr(config, name, plain) != plain:
+                raise ValueError(
+                    f"{config.model_type}: {name} is {getattr(config, name)}: a head that scales or caps its scores is "
+                    "not built yet; use a model with a plain linear head"
+                )
         self.lm_head: nn.Module = causal_lm.lm_head
         self.vocab_size = vocab_size
         self.end_ids = frozenset(end_ids)
@@ -205,7 +214,7 @@ class Verifier(CausalModel):
         """Float32 scores over the tokenizer's real ids. Padded rows of the head can never be emitted."""
         return self.lm_head(hidden_XD)[..., : self.vocab_size].float()
 
-    def forward(self, ids_BN: Tensor, positions_BN: Tensor, sees: Tensor, cache: KVCache | None = None) -> Tensor:
+    def forward(self, ids_BN: Tensor, positions_BN: Tensor, sees: Tensor, cache: Cache | None = None) -> Tensor:
         return self.rows(self.embed(ids_BN), positions_BN, sees, cache)
 
     @torch.inference_mode()

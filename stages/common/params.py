@@ -105,6 +105,8 @@ def _value(hint: Any, value: Any, key: str, path: str) -> Any:
     if origin is tuple:
         if not isinstance(value, list):
             _refuse(path, key, f"{value!r} is not a list; write [..., ...]")
+        if not value:
+            READ.add(key)
         return tuple(_value(arguments[0], item, f"{key}[{i}]", path) for i, item in enumerate(value))
     if origin is dict:
         if not isinstance(value, dict):

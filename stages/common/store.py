@@ -40,6 +40,11 @@ def trajectories_file(profile: str) -> Path:
     return DATA / profile / "trajectories.parquet"
 
 
+def contexts_folder(profile: str) -> Path:
+    """What the verifier cached while it wrote the trajectories."""
+    return DATA / profile / "contexts"
+
+
 def drafter_folder(profile: str, objective: str) -> Path:
     """`objective` is "adapt" (the unaligned drafter) or a distillation objective."""
     return DATA / profile / "drafters" / objective
@@ -82,6 +87,7 @@ def stage_of(path: str | Path) -> str:
         ("models", "models"),
         ("prompts", "corpus" if Path(path).stem == "corpus" else "benchmark"),
         ("trajectories.parquet", "trajectories"),
+        ("contexts", "trajectories"),
         ("drafters", "adapt" if "adapt" in parts else "distill"),
         ("curves", "adapt" if Path(path).stem == "adapt" else "distill"),
         ("checkpoints", "distill"),
@@ -167,7 +173,7 @@ def write_parquet(
         assert not empty, f"{path}: row {number}: {empty} must not be null"
     metadata = {b"provenance": json.dumps(provenance, sort_keys=True).encode()}
     table = pa.Table.from_pylist(list(rows), schema=schema.with_metadata(metadata))
-    with _replacing(path) as partial:
+    with replacing(path) as partial:
         pq.write_table(table, partial, compression="zstd")
 
 
@@ -229,7 +235,7 @@ def write_text(path: Path, text: str) -> None:
 
 
 def write_bytes(path: Path, content: bytes) -> None:
-    with _replacing(path) as partial:
+    with replacing(path) as partial:
         partial.write_bytes(content)
 
 
@@ -255,7 +261,8 @@ def replace_folder(path: Path) -> Iterator[Path]:
 
 
 @contextmanager
-def _replacing(path: Path) -> Iterator[Path]:
+def replacing(path: Path) -> Iterator[Path]:
+    """Write the yielded sibling; it takes the place of `path` on success, on any error `path` stays."""
     path = Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
     partial = path.with_name(f".{path.name}.partial")

@@ -6,6 +6,7 @@ is never a target: at decoding it comes from the prefill, not from a draft.
 Letters: B texts, T clean tokens, W windows of each text, G window, R rows of a pass (kernels/window.py).
 """
 
+import hashlib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -14,7 +15,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from kernels.window import WindowBatch, training_windows
+from kernels.cache import FixedCache
+from kernels.window import WindowBatch, context_windows, training_windows
+from stages.common.contexts import Contexts
 from stages.common.drafters import Drafter
 
 SEED_STRIDE = 1_000_003  # apart from any step count, so that the generators of two seeds never meet
@@ -35,8 +38,9 @@ class Example:
 
 
 class Batch(NamedTuple):
-    ids_BR: Tensor  # clean tokens, then window rows (mask id, or the token where it is revealed)
+    ids_BR: Tensor  # what stands on each row of the layout: clean tokens, mask ids, tokens where they are revealed
     layout: WindowBatch
+    cache: FixedCache | None  # the verifier's, for a drafter that reads it
     targets_BWG: Tensor  # draft ids of x_1 .. x_G; -1 outside the draft vocabulary
     weights_BWG: Tensor  # loss weight of each position: 1/t where masked, 0 where revealed
 
@@ -61,12 +65,17 @@ def examples(rows: Sequence[dict[str, Any]], *, max_tokens: int) -> list[Example
 
 
 def split_by_prompt(found: Sequence[Example], *, share: float, seed: int) -> tuple[list[Example], list[Example]]:
-    """(training, validation): whole prompts, the same ones for adapt and distill. At least one each."""
+    """(training, validation): whole prompts, about `share` of them held out, at least one each.
+
+    A prompt's side is a function of its id, the share and the seed, so that stages whose length limits leave them
+    different texts never train on what another held out.
+    """
     if len(found) < 2:
         raise ValueError("a validation split needs at least two trajectories; enlarge download.corpus")
-    order = torch.randperm(len(found), generator=_generator(seed, 0)).tolist()
-    held = min(len(found) - 1, max(1, round(share * len(found))))
-    return [found[i] for i in order[held:]], [found[i] for i in order[:held]]
+    place = {e.id: int.from_bytes(hashlib.sha256(f"{seed}/{e.id}".encode()).digest()[:8]) / 2**64 for e in found}
+    held = sum(place[e.id] < share for e in found)
+    out = set(sorted(place, key=place.__getitem__)[: min(len(found) - 1, max(1, held))])
+    return [e for e in found if e.id not in out], [e for e in found if e.id in out]
 
 
 def draft_vocabulary(found: Sequence[Example], *, size: int, vocab_size: int, always: Sequence[int]) -> Tensor:
@@ -95,6 +104,7 @@ def order(found: Sequence[Example], *, sequences: int, seed: int) -> Iterator[li
 def collate(
     chosen: Sequence[Example],
     drafter: Drafter,
+    contexts: Contexts | None,
     *,
     windows: int,
     window: int,
@@ -105,45 +115,60 @@ def collate(
     """One pass over `windows` random windows of each text.
 
     A window is fully masked with probability `full_mask_share` (what one-step decoding meets); otherwise t ~ U(0, 1],
-    each position is masked with probability t and its loss weighs 1/t.
+    each position is masked with probability t and its loss weighs 1/t. contexts: what the verifier cached of each
+    text, for a drafter that reads it.
     """
     g = _generator(seed, step)
     lengths_B = torch.tensor([len(example.ids) for example in chosen])
     text = int(lengths_B.max())
     clean_BT = torch.stack([F.pad(torch.tensor(e.ids), (0, text - len(e.ids))) for e in chosen])
     anchors_BW = torch.stack([_spread(example.anchors, windows, g) for example in chosen])
-    layout = training_windows(anchors_BW, lengths_B, text=text, window=window)
+    if contexts is None:
+        cache, layout = None, training_windows(anchors_BW, lengths_B, text=text, window=window)
+    else:
+        cache = _cache(chosen, drafter, contexts)
+        layout = context_windows(anchors_BW, lengths_B, cached=cache.get_seq_length(), window=window)
 
     shape = layout.target_BWG.shape
     t_BW1 = (1 - torch.rand((*shape[:2], 1), generator=g)).masked_fill(
         torch.rand((*shape[:2], 1), generator=g) < full_mask_share, 1.0
     )
     masked_BWG = torch.rand(shape, generator=g) < t_BW1
-    words_BWG = clean_BT.gather(1, layout.target_BWG.flatten(1)).view(shape)
-    window_BS = torch.where(masked_BWG | ~layout.valid_BWG, drafter.mask_id, words_BWG)[..., : window - 1]
-    return Batch(
-        torch.cat([clean_BT, window_BS.flatten(1)], 1),
-        layout,
-        drafter.t2d.cpu()[words_BWG],
-        masked_BWG.float() / t_BW1,
+    words_BWG = clean_BT.gather(1, layout.target_BWG.clamp(max=text - 1).flatten(1)).view(shape)
+    window_BWS = torch.where(masked_BWG | ~layout.valid_BWG, drafter.mask_id, words_BWG)[..., : window - 1]
+    if contexts is None:
+        ids_BR = torch.cat([clean_BT, window_BWS.flatten(1)], 1)
+    else:
+        pending_BW1 = clean_BT.gather(1, anchors_BW - 1)[..., None]
+        ids_BR = torch.cat([pending_BW1, window_BWS], 2).flatten(1)
+    return Batch(ids_BR, layout, cache, drafter.t2d.cpu()[words_BWG], masked_BWG.float() / t_BW1)
+
+
+def hidden(drafter: Drafter, batch: Batch) -> Tensor:
+    """[B, W, G, D]: what speaks for x_1 .. x_G of each window."""
+    device, layout = drafter.device, batch.layout
+    hidden_BRD = drafter(
+        batch.ids_BR.to(device), layout.positions_BR.to(device), layout.sees_BRC.to(device), batch.cache
     )
+    texts_B11 = torch.arange(hidden_BRD.shape[0], device=device)[:, None, None]
+    return hidden_BRD[texts_B11, layout.source_BWG.to(device)]
 
 
-def log_q(drafter: Drafter, batch: Batch) -> tuple[Tensor, Tensor]:
-    """(log q_j(x_j) [BW, G] float32, -inf outside the draft vocabulary.
+def log_q(drafter: Drafter, batch: Batch) -> Tensor:
+    """log q_j(x_j) [BW, G] float32; -inf outside the draft vocabulary and where no loss is asked for."""
+    wanted_BWG = (batch.layout.valid_BWG & (batch.targets_BWG >= 0) & (batch.weights_BWG > 0)).to(drafter.device)
+    scores_XV = drafter.logits(hidden(drafter, batch)[wanted_BWG])
+    found_X = -F.cross_entropy(scores_XV, batch.targets_BWG.to(drafter.device)[wanted_BWG], reduction="none")
+    log_q_BWG = torch.full(wanted_BWG.shape, -torch.inf, device=drafter.device).masked_scatter(wanted_BWG, found_X)
+    return log_q_BWG.flatten(0, 1)
 
-    Scores [rows, V_d] of the rows that have one).
-    """
-    device = drafter.device
-    layout = batch.layout
-    hidden_BRD = drafter(batch.ids_BR.to(device), layout.positions_BR.to(device), layout.sees_BRR.to(device))
-    wanted_BWG = (layout.valid_BWG & (batch.targets_BWG >= 0) & (batch.weights_BWG > 0)).to(device)
-    texts_BWG = torch.arange(hidden_BRD.shape[0], device=device)[:, None, None].expand(wanted_BWG.shape)
-    rows_XD = hidden_BRD[texts_BWG[wanted_BWG], layout.source_BWG.to(device)[wanted_BWG]]
-    scores_XV = drafter.logits(rows_XD)
-    found_X = -F.cross_entropy(scores_XV, batch.targets_BWG.to(device)[wanted_BWG], reduction="none")
-    log_q_BWG = torch.full(wanted_BWG.shape, -torch.inf, device=device).masked_scatter(wanted_BWG, found_X)
-    return log_q_BWG.flatten(0, 1), scores_XV
+
+def _cache(chosen: Sequence[Example], drafter: Drafter, contexts: Contexts) -> FixedCache:
+    """The verifier's cache of each text, padded on the right to one length: places no window looks at."""
+    caches = [contexts[example.id][..., : len(example.ids) - 1, :] for example in chosen]  # [L, 2, H, T, D] each
+    columns = max(cache.shape[3] for cache in caches)
+    padded = [F.pad(cache, (0, 0, 0, columns - cache.shape[3])) for cache in caches]
+    return FixedCache(torch.stack(padded, 2).to(device=drafter.device, dtype=drafter.dtype))
 
 
 def _spread(anchors: range, count: int, g: torch.Generator) -> Tensor:

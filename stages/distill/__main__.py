@@ -2,7 +2,7 @@
 
     python -m stages.distill <profile> <objective>
 
-Reads   data/<profile>/drafters/adapt/, the verifier's embedding, data/<profile>/trajectories.parquet
+Reads   data/<profile>/drafters/adapt/, the verifier's embedding, data/<profile>/trajectories.parquet and contexts/
 Writes  data/<profile>/drafters/<objective>/, checkpoints/<objective>/step_<n>/, curves/<objective>.csv
 Params  <profile>.distill.training, <profile>.distill.<objective>
 
@@ -10,6 +10,7 @@ Params  <profile>.distill.training, <profile>.distill.<objective>
 section 4). Windows are fully masked, as one-step decoding meets them.
 """
 
+import shutil
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -18,7 +19,8 @@ import torch
 from torch import Tensor
 
 from kernels import objectives
-from stages.common import entry, provenance, scratch, store, training, windows
+from stages.common import entry, provenance, scratch, store, training
+from stages.common.contexts import Contexts
 from stages.common.drafters import load_drafter, save_drafter
 from stages.common.models import load_causal_lm, load_tokenizer
 from stages.common.params import Count, keys_at, load
@@ -53,8 +55,6 @@ def distill(
         raise ValueError("params.yaml: distill.training.full_mask_share must be 1: acceptance is of whole windows")
     folder, file = store.verifier_folder(profile), store.trajectories_file(profile)
     start = store.drafter_folder(profile, "adapt")
-    found = windows.examples(store.read_parquet(file, store.TRAJECTORIES), max_tokens=t.max_tokens)
-    split = windows.split_by_prompt(found, share=t.validation, seed=seed)
     drafter, card = load_drafter(
         start,
         embedding=load_causal_lm(folder, torch.float32).get_input_embeddings(),
@@ -69,6 +69,8 @@ def distill(
         )
     for p in drafter.trained():
         p.requires_grad_(True)
+    contexts = Contexts(store.contexts_folder(profile), card.layers) if card.prefix == "verifier" else None
+    texts = training.read_texts(store.read_parquet(file, store.TRAJECTORIES), contexts, t, seed=seed)
 
     digests = {"trajectories": store.sha256_file(file), "start": store.sha256_folder(start)}
     mark = scratch.fingerprint([settings, t], {**digests, "stage": objective, "seed": str(seed)}, CODE)
@@ -91,13 +93,12 @@ def distill(
             save_drafter(out, drafter, replace(card, provenance={**card.provenance, "steps": step}))
 
     rows = training.train(
-        drafter, split, loss_of(objective, settings), t, seed=seed, scratch=state, keep=keep, title=objective
+        drafter, texts, loss_of(objective, settings), t, seed=seed, scratch=state, keep=keep, title=objective
     )
     with store.replace_folder(store.drafter_folder(profile, objective)) as out:
         save_drafter(out, drafter, card)
     with store.replace_folder(store.checkpoints_folder(profile, objective)) as out:
-        for kept in sorted((state / "checkpoints").iterdir()):
-            kept.rename(out / kept.name)
+        shutil.copytree(state / "checkpoints", out, dirs_exist_ok=True)
     store.write_text(store.curves_file(profile, objective), training.curve_csv(rows))
     scratch.discard(mark)
 

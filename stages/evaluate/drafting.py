@@ -1,8 +1,8 @@
-"""What the drafting methods share: a window drafter with its own exact prefix cache, and keyed draws from q.
+"""What the drafting methods share: a window drafter that follows one text, and keyed draws from q.
 
-The drafter's cache holds committed tokens only, each computed without mask rows beside it, so it is exact and a cycle
-costs the new tokens and the window, never the prefix (METHOD.md section 4). The pending token is committed text: the
-drafter reads it, though the verifier has not cached it yet.
+What the drafter reads as its prefix is exact and never costs a pass over it. A drafter with a prefix of its own caches
+committed tokens, each computed without mask rows beside it (METHOD.md section 4), so a cycle costs the new tokens and
+the window; one that reads the verifier's cache pays for the pending token and the window alone.
 
 Letters: G window, K drafts, V vocabulary (V_d draft vocabulary).
 """
@@ -17,22 +17,31 @@ from kernels import sampling
 from kernels.tree import prefix_trie
 from stages.common.drafters import Drafter
 from stages.common.params import Count, NonNegative
-from stages.evaluate.engine import DRAFT_STREAM, EMPTY, Proposal, State
+from stages.evaluate.engine import DRAFT_STREAM, EMPTY, Proposal, Rule, State
 
 
-class WindowDrafting:
-    """One drafter following one text at a time. `gamma`: the longest window it is asked for."""
+class WindowMethod:
+    """A method that turns one drafting pass into a proposal. `gamma`: the longest window it asks for."""
 
     def __init__(self, drafter: Drafter, *, gamma: int) -> None:
         self.drafter = drafter
         self.gamma = gamma
-        self.cache = drafter.new_cache(64)
+        self.cache = drafter.new_cache(64) if drafter.prefix == "own" else None
 
     def start(self, prompt_ids: Sequence[int]) -> None:
         """Read the prompt ahead of the clock, as far as the drafter's context goes."""
-        self.cache.roll_back(0)
-        if len(prompt_ids) <= self.drafter.context_limit:
-            self.drafter.extend(prompt_ids, self.cache)
+        if self.cache is not None:
+            self.cache.roll_back(0)
+            if len(prompt_ids) <= self.drafter.context_limit:
+                self.drafter.extend(prompt_ids, self.cache)
+
+    def propose(self, state: State) -> Proposal:
+        window = self.window(state)
+        return self.proposal(self.logits(state, window), state) if window else Proposal(EMPTY)
+
+    def proposal(self, logits_GVd: Tensor, state: State) -> Proposal:
+        """What to verify, from the scores of the next G tokens over the draft vocabulary."""
+        raise NotImplementedError
 
     def window(self, state: State) -> int:
         """How many tokens a draft may have now: 0 when the text is at its limit or beyond the drafter's context."""
@@ -41,7 +50,9 @@ class WindowDrafting:
 
     def logits(self, state: State, window: int) -> Tensor:
         """Scores [window, V_d] of the next tokens, from one pass over the tokens it has not read and the masks."""
-        return self.drafter.draft(state.ids[self.cache.length :], window, self.cache)
+        if self.cache is not None:
+            return self.drafter.draft(state.ids[self.cache.length :], window, self.cache)
+        return self.drafter.draft(state.ids[-1:], window, state.lend(self.drafter.layers))
 
     def words(self, draft_ids: Tensor) -> Tensor:
         """The verifier's ids of draft words."""
@@ -81,26 +92,17 @@ class DraftsParams:
     temperature: NonNegative  # T_d
 
 
-class KDrafts:
+class KDrafts(WindowMethod):
     """All K drafts are verified in one pass, merged in a trie; `select` keeps one of them, `match` walks them all."""
 
-    def __init__(self, params: DraftsParams, drafter: Drafter, *, rule: str) -> None:
+    def __init__(self, params: DraftsParams, drafter: Drafter, *, rule: Rule) -> None:
         assert rule in ("select", "match")
+        super().__init__(drafter, gamma=params.gamma)
         self.params = params
-        self.rule = rule
-        self.drafting = WindowDrafting(drafter, gamma=params.gamma)
+        self.rule: Rule = rule
 
-    def start(self, prompt_ids: Sequence[int]) -> None:
-        self.drafting.start(prompt_ids)
-
-    def propose(self, state: State) -> Proposal:
-        window = self.drafting.window(state)
-        if window == 0:
-            return Proposal(EMPTY)
-        logits = self.drafting.logits(state, window)
-        q_GVd = sampling.probabilities(logits, temperature=self.params.temperature)
-        drafts_KG = self.drafting.words(sample_drafts(q_GVd, self.params.drafts, state))
+    def proposal(self, logits_GVd: Tensor, state: State) -> Proposal:
+        q_GVd = sampling.probabilities(logits_GVd, temperature=self.params.temperature)
+        drafts_KG = self.words(sample_drafts(q_GVd, self.params.drafts, state))
         trie = prefix_trie(drafts_KG)
-        if self.rule == "select":
-            return Proposal(trie.tree, rule="select", paths=trie.paths)
-        return Proposal(trie.tree)
+        return Proposal(trie.tree, rule=self.rule, paths=trie.paths if self.rule == "select" else None)

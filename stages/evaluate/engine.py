@@ -4,13 +4,13 @@
 
 The verifier's cache holds every emitted token but the last, the *pending* one. A pass scores it and every node of the
 proposal under a tree mask, so no second pass is ever needed; vanilla is the proposal without nodes. A method never
-touches the verifier, its cache or the clock. Row i of a pass speaks for the token behind row i: row 0 is the pending
-token's.
+touches the verifier or the clock; of the cache it may read the committed rows. Row i of a pass speaks for the token
+behind row i: row 0 is the pending token's.
 
 Letters: N nodes, V vocabulary, G window, D width.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from time import perf_counter
 from typing import Literal, NamedTuple, Protocol
@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from kernels import accept, sampling
-from kernels.cache import KVCache
+from kernels.cache import KVCache, LentCache
 from kernels.tree import Tree, ancestors_NN, depths
 from stages.common.models import Verifier
 
@@ -53,10 +53,10 @@ class State(NamedTuple):
     """What a method may look at: the text so far, whose last token is pending, and how deep a draft can count."""
 
     ids: Sequence[int]
-    prompt_length: int
     max_depth: int
     key: int  # of the prompt, for the drafter's own position-keyed draws
     sampling: Sampling
+    lend: Callable[[Sequence[int]], LentCache]  # the verifier's cache of some layers: every token but the pending one
 
 
 class Method(Protocol):
@@ -208,7 +208,7 @@ class Engine:
     def _cycle(self, text: Text, method: Method, key: int, noise: sampling.KeyedNoise) -> Cycle:
         clock = Clock(self.verifier.device)
         ids = text.prompt_ids + text.output_ids
-        state = State(ids, len(text.prompt_ids), self._room(text) - 1, key, self.sampling)
+        state = State(ids, self._room(text) - 1, key, self.sampling, self.cache.lend)
         other = clock.lap()
         proposal = method.propose(state)
         draft_s = clock.lap()

@@ -29,7 +29,8 @@ def main(argv: list[str] | None = None) -> None:
     drafter, _ = method_drafter(args.profile, args.method, verifier, tokenizer, device)
     method = module.build(load(module.Params, args.profile, "evaluate", args.method), drafter)
     settings = Sampling(temperature=shared.temperature, top_k=shared.top_k, top_p=shared.top_p, seed=load(int, "seed"))
-    engine = Engine(verifier, settings, max_new_tokens=args.max_new_tokens or shared.max_new_tokens)
+    limit = shared.max_new_tokens if args.max_new_tokens is None else args.max_new_tokens
+    engine = Engine(verifier, settings, max_new_tokens=limit)
     prompt = Prompt(id=args.question, split="", ids=tuple(tokenizer.encode_prompt([args.question])))
     harness.warm_up(engine, method, prompt, shared)
 

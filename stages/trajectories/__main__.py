@@ -1,7 +1,8 @@
 """python -m stages.trajectories <profile>: the verifier continues every prompt of the training corpus.
 
 Reads   data/<profile>/prompts/corpus.parquet, data/<profile>/models/verifier/
-Writes  data/<profile>/trajectories.parquet (one row a prompt, in the corpus's order)
+Writes  data/<profile>/trajectories.parquet (one row a prompt, in the corpus's order), data/<profile>/contexts/
+        (the verifier's keys and values of `keep_layers`, for drafters that read them)
 Params  seed, <profile>.device, <profile>.trajectories
 
 A killed run goes on where it stopped: finished shards wait in data/scratch/ until the output is in place.

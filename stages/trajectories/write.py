@@ -4,6 +4,7 @@ Shards are runs of the corpus in its own order, so a resumed run decodes the ver
 one, and the output has the same bytes.
 """
 
+import shutil
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -11,7 +12,7 @@ from typing import Annotated, Any
 
 from tqdm import tqdm
 
-from stages.common import provenance, scratch, store
+from stages.common import contexts, provenance, scratch, store
 from stages.common.decode import decode_batch
 from stages.common.entry import Device
 from stages.common.models import Verifier, load_tokenizer, load_verifier, resolve_dtype
@@ -21,7 +22,7 @@ ROOT = Path(__file__).parents[2]
 # Whatever can change an answer: an edit of any of them starts the run over.
 CODE = (
     *(ROOT / "kernels" / f"{name}.py" for name in ("cache", "sampling", "window")),
-    *(ROOT / "stages" / "common" / f"{name}.py" for name in ("decode", "models")),
+    *(ROOT / "stages" / "common" / f"{name}.py" for name in ("contexts", "decode", "models")),
     ROOT / "stages" / "trajectories" / "write.py",
 )
 
@@ -35,6 +36,7 @@ class Trajectories:
     top_p: Annotated[float, Between(1e-6, 1.0)]
     max_new_tokens: Count
     batch_size: Count  # texts decoded side by side
+    keep_layers: tuple[int, ...]  # of the verifier, whose keys and values are kept for drafters that read them
     shard_size: Count  # texts between two saves
 
 
@@ -56,17 +58,26 @@ def write_trajectories(profile: str, params: Trajectories, *, seed: int, device:
     check_prompts(corpus_path, corpus, prompts, limit=verifier.context_limit)
 
     rows: list[dict[str, Any]] = []
+    files: dict[str, str] = {}
+    unfinished = scratch.scratch_folder(mark)
     with tqdm(total=len(corpus), desc="trajectories", unit="text", smoothing=0, mininterval=1.0) as bar:
-        for shard in decode_shards(
-            verifier,
-            [row["id"] for row in corpus],
-            prompts,
-            params,
-            seed=seed,
-            folder=scratch.scratch_folder(mark),
-            bar=bar,
+        for number, shard in enumerate(
+            decode_shards(
+                verifier,
+                [row["id"] for row in corpus],
+                prompts,
+                params,
+                seed=seed,
+                folder=unfinished,
+                bar=bar,
+            )
         ):
             rows += shard
+            files |= {row["id"]: contexts_name(number) for row in shard if row["output_ids"]}
+    with store.replace_folder(store.contexts_folder(profile)) as out:
+        for file in sorted(unfinished.glob("*.safetensors")):
+            shutil.copyfile(file, out / file.name)
+        contexts.write_index(out, params.keep_layers, files)
     made_with = {"stamp": stamp, "profile": profile, "seed": seed, "params": asdict(params)}
     made_with["command"] = provenance.command()
     store.write_parquet(store.trajectories_file(profile), rows, store.TRAJECTORIES, made_with)
@@ -95,7 +106,8 @@ def decode_shards(
     for number, start in enumerate(range(0, len(ids), params.shard_size)):
         span = slice(start, start + params.shard_size)
         path = folder / f"shard_{number:05}.parquet"
-        rows = finished_shard(path, ids[span])
+        context = folder / contexts_name(number) if params.keep_layers else None
+        rows = finished_shard(path, ids[span]) if context is None or context.exists() else None
         if rows is not None:
             # Not this run's work: it must not count in the rate that the time left is told from.
             bar.initial += len(rows)
@@ -111,8 +123,12 @@ def decode_shards(
                 batch_size=params.batch_size,
                 top_k=params.top_k,
                 top_p=params.top_p,
+                keep_layers=params.keep_layers,
                 progress=advance,
             )
+            if context is not None:
+                kept = zip(ids[span], decoded, strict=True)
+                contexts.write_shard(context, {name: text.context for name, text in kept if text.context is not None})
             rows = [
                 {
                     "id": prompt_id,
@@ -126,6 +142,11 @@ def decode_shards(
             ]
             store.write_parquet(path, rows, store.TRAJECTORIES, {})
         yield rows
+
+
+def contexts_name(number: int) -> str:
+    """The file of one shard's contexts."""
+    return f"{number:05}.safetensors"
 
 
 def finished_shard(path: Path, ids: Sequence[str]) -> list[dict[str, Any]] | None:

@@ -6,7 +6,6 @@ import pytest
 import torch
 
 from kernels.accept import (
-    expected_length,
     leviathan,
     match,
     node_matches,
@@ -141,8 +140,7 @@ def test_scores_are_expected_lengths(seed):
     for draft_G, score in zip(drafts_KG, scores_K.tolist(), strict=True):
         alone = chain(draft_G)
         assert score == pytest.approx(expected_accepted(alone, p_rows(alone, verifier, ())), abs=1e-12)
-    assert expected_length(tree, p_MV) == pytest.approx(expected_accepted(tree, p_MV), abs=1e-12)
-    assert expected_length(tree, p_MV) >= scores_K.max() - 1e-12
+    assert expected_accepted(tree, p_MV) >= scores_K.max() - 1e-12, "a trie never does worse than its best draft"
     assert self_select(paths, tree, p_MV) == int(scores_K.argmax())
     p_N = node_probabilities(tree, p_MV.log() + 3.0)  # scores need no normalisation
     torch.testing.assert_close(score_drafts(paths, tree, p_N), scores_K, atol=1e-5, rtol=0)

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from kernels.cache import KVCache, RaggedKVCache
+from kernels.cache import FixedCache, KVCache, RaggedKVCache
 
 LAYERS, HEADS, WIDTH = 3, 2, 4
 
@@ -148,3 +148,47 @@ def test_what_does_not_fit_is_refused():
     cache.commit([2, 1])
     with pytest.raises(ValueError, match="slot 1 holds 1"):
         cache.roll_back(1, 2)
+
+
+@pytest.mark.parametrize("capacity", [4, 64])
+def test_a_reader_sees_the_committed_rows_of_its_layers_and_leaves_no_trace(capacity):
+    """Capacity 4: the reader's rows make the owner's buffer grow."""
+    cache = KVCache(layers=LAYERS, capacity=capacity)
+    first, _ = passing(cache, 3, seed=1)
+    cache.keep([0, 1, 2])
+    lent = cache.lend([2, 0])
+    own = torch.randn(2, 2, 1, HEADS, 5, WIDTH)
+    seen = torch.stack([torch.stack(lent.update(own[i, 0], own[i, 1], i)) for i in range(2)])
+    assert torch.equal(seen, torch.cat([first[[2, 0]], own], 4))
+    assert lent.length == lent.get_seq_length() == cache.length == 3
+    with pytest.raises(AssertionError):
+        cache.keep([0])
+    second, seen = passing(cache, 2, seed=2)
+    assert torch.equal(seen, torch.cat([first, second], 4))
+    cache.keep([1])
+    assert lent.length == 4, "the view follows its owner"
+
+
+def test_a_fixed_cache_gives_every_pass_the_same_rows_and_their_gradient():
+    kv = torch.randn(LAYERS, 2, 2, HEADS, 4, WIDTH, requires_grad=True)
+    cache = FixedCache(kv)
+    assert cache.get_seq_length() == 4
+    for seed in (1, 2):
+        written, seen = passing(cache, 3, batch=2, seed=seed)
+        assert torch.equal(seen, torch.cat([kv, written], 4))
+    seen.sum().backward()
+    assert kv.grad is not None
+    assert torch.equal(kv.grad, torch.ones_like(kv))
+
+
+def test_rows_of_a_slot_are_copied_out():
+    cache = RaggedKVCache(layers=LAYERS, slots=3, capacity=6)
+    cache.open(0, 3, new=4, device="cpu")
+    written, _ = passing(cache, 4, batch=3)
+    cache.commit([2, 4, 3])
+    found = cache.rows_of(2, [2, 1])
+    assert torch.equal(found, written[[2, 1], :, 2, :, :3])
+    cache.open(2, 3, new=1, device="cpu")
+    passing(cache, 1)
+    cache.roll_back(2, 0)
+    assert torch.equal(found, written[[2, 1], :, 2, :, :3]), "later passes leave the copy alone"

@@ -14,7 +14,6 @@ from kernels.tree import (
     children,
     depths,
     prefix_trie,
-    truncate,
     validate,
 )
 from tests.kernels.laws import random_q
@@ -109,17 +108,6 @@ def test_ancestors(seed):
     for node in range(20):
         assert table[node].nonzero()[:, 0].tolist() == sorted(path_of(tree.parents, node))
         assert depths(tree.parents)[node] == int(table[node].sum())
-
-
-@pytest.mark.parametrize("max_depth", range(6))
-def test_truncate(max_depth):
-    tree = random_tree(30, seed=1)
-    cut = truncate(tree, max_depth)
-    validate(cut)
-    keep = [n for n in range(30) if len(path_of(tree.parents, n)) <= max_depth]
-    assert cut.tokens_N.tolist() == keep
-    for node, old in enumerate(keep):
-        assert cut.tokens_N[path_of(cut.parents, node)].tolist() == path_of(tree.parents, old)
 
 
 def test_children_and_invariants():

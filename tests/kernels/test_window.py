@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from kernels.window import additive, causal_mask, decoding_mask, training_windows
+from kernels.window import additive, causal_mask, context_windows, decoding_mask, training_windows
 
 
 def grid(*rows):
@@ -36,10 +36,10 @@ def test_training_windows_by_hand():
     found = layout_of([[1, 2]], [4], text=4, window=3)
     assert found.positions_BR.tolist() == [[0, 1, 2, 3, 1, 2, 2, 3]]
     assert found.source_BWG.tolist() == [[[0, 4, 5], [1, 6, 7]]]
-    assert found.target_BWG.tolist() == [[[1, 2, 3], [2, 3, 3]]]
+    assert found.target_BWG.tolist() == [[[1, 2, 3], [2, 3, 4]]]
     assert found.valid_BWG.tolist() == [[[True, True, True], [True, True, False]]]
     wanted = grid("x.......", "xx......", "xxx.....", "xxxx....", "x...xx..", "x...xx..", "xx....xx", "xx....xx")
-    assert torch.equal(found.sees_BRR[0], wanted)
+    assert torch.equal(found.sees_BRC[0], wanted)
 
 
 @pytest.mark.parametrize("window", [1, 2, 5])
@@ -53,7 +53,7 @@ def test_a_training_window_sees_what_a_decoding_window_sees(window):
             own = list(range(text + w * span, text + (w + 1) * span))
             columns = [*range(anchor), *own]
             rows = [anchor - 1, *own]
-            seen = found.sees_BRR[b, rows]
+            seen = found.sees_BRC[b, rows]
             assert torch.equal(seen[:, columns], decoding_mask(cached=anchor - 1, new=1, window_rows=span))
             rest = [c for c in range(text + len(row) * span) if c not in columns]
             assert not seen[:, rest].any(), "nothing clean from its own span, nothing of another window"
@@ -64,12 +64,40 @@ def test_a_training_window_sees_what_a_decoding_window_sees(window):
 def test_targets_end_with_the_text_not_with_its_padding():
     found = layout_of([[2], [2]], [3, 6], text=6, window=4)
     assert found.valid_BWG[:, 0].tolist() == [[True, False, False, False], [True] * 4]
-    assert int(found.target_BWG.max()) < 6
+
+
+def test_context_windows_by_hand():
+    found = context_windows(torch.tensor([[1, 3]]), torch.tensor([4]), cached=3, window=3)
+    assert found.positions_BR.tolist() == [[0, 1, 2, 2, 3, 4]]
+    assert found.source_BWG.tolist() == [[[0, 1, 2], [3, 4, 5]]]
+    assert found.target_BWG.tolist() == [[[1, 2, 3], [3, 4, 5]]]
+    assert found.valid_BWG.tolist() == [[[True, True, True], [True, False, False]]]
+    wanted = grid("...x.....", "...xxx...", "...xxx...", "xx....x..", "xx....xxx", "xx....xxx")
+    assert torch.equal(found.sees_BRC[0], wanted)
+
+
+@pytest.mark.parametrize("window", [1, 2, 5])
+def test_a_context_window_sees_what_a_decoding_window_sees(window):
+    """Equal anchors, anchors nearer than the window, one without anything cached before its pending token."""
+    anchors, cached = [[1, 2, 2, 7, 8], [3, 4, 1, 5, 5]], 8
+    found = context_windows(torch.tensor(anchors), torch.tensor([9, 6]), cached=cached, window=window)
+    for b, row in enumerate(anchors):
+        for w, anchor in enumerate(row):
+            rows = list(range(w * window, (w + 1) * window))
+            columns = [*range(anchor - 1), *(cached + r for r in rows)]
+            seen = found.sees_BRC[b, rows]
+            assert torch.equal(seen[:, columns], decoding_mask(cached=anchor - 1, new=1, window_rows=window - 1))
+            rest = [c for c in range(cached + len(row) * window) if c not in columns]
+            assert not seen[:, rest].any(), "nothing cached from its own span, nothing of another window"
+            assert found.source_BWG[b, w].tolist() == rows
+            assert found.positions_BR[b, rows].tolist() == list(range(anchor - 1, anchor - 1 + window))
 
 
 def test_a_window_needs_a_token_before_it():
     with pytest.raises(AssertionError, match="before it"):
         layout_of([[0]], [4], text=4, window=2)
+    with pytest.raises(AssertionError, match="before it"):
+        context_windows(torch.tensor([[0]]), torch.tensor([4]), cached=3, window=2)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])

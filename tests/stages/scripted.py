@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from kernels.cache import KVCache
 from kernels.tree import Tree
-from stages.common.drafters import Drafter, prune
+from stages.common.drafters import Drafter, Prefix, prune
 from stages.common.models import Verifier
 from stages.common.tiny import VOCABULARY, build_tiny
 from stages.evaluate.engine import EMPTY, Engine, Proposal, Sampling, State
@@ -39,13 +39,16 @@ def full_logits(ids: Sequence[int], kind="llama", tied=True, **sizes) -> Tensor:
     return causal_lm(kind, tied, copy=1, **sizes)(torch.tensor([list(ids)])).logits[0, -1, :VOCABULARY]
 
 
-def tiny_drafter(kind="llama", tied=True, *, layers=(0, 1), words=range(VOCABULARY), **sizes) -> Drafter:
+def tiny_drafter(
+    kind="llama", tied=True, *, layers=(0, 1), words=range(VOCABULARY), prefix: Prefix = "own", **sizes
+) -> Drafter:
     """The verifier itself as drafter unless some layers or words are left out."""
     drafter = prune(
         causal_lm(kind, tied, copy=2, **sizes),
         layers=list(layers),
         d2t=torch.tensor(list(words)),
         vocab_size=VOCABULARY,
+        prefix=prefix,
     )
     return drafter.eval().requires_grad_(False)
 
@@ -73,10 +76,10 @@ class Scripted:
 
     def __init__(self, answer: Sequence[int], *, gamma: int, right: Callable[[int], int], siblings=False) -> None:
         self.answer, self.gamma, self.right, self.siblings = answer, gamma, right, siblings
-        self.cycle = 0
+        self.cycle, self.prompt_length = 0, 0
 
     def start(self, prompt_ids: Sequence[int]) -> None:
-        self.cycle = 0
+        self.cycle, self.prompt_length = 0, len(prompt_ids)
 
     def propose(self, state: State) -> Proposal:
         window = min(self.gamma, state.max_depth)
@@ -84,7 +87,7 @@ class Scripted:
         self.cycle += 1
         if window < 1:
             return Proposal(EMPTY)
-        place = len(state.ids) - state.prompt_length
+        place = len(state.ids) - self.prompt_length
         coming = [*self.answer[place : place + window], *[0] * window][: window + 1]
         tokens, parents, parent = [], [], -1
         for depth in range(window):
@@ -151,7 +154,7 @@ class TableVerifier:
 class TableDrafter(nn.Module):
     """Marginals q_1 .. q_G behind a token from a table of scores [V, G, V_d], as a method wants a drafter."""
 
-    context_limit = 10_000
+    context_limit, prefix = 10_000, "own"
 
     def __init__(self, scores_VGV: Tensor, d2t: Tensor) -> None:
         super().__init__()

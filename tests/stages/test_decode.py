@@ -98,6 +98,27 @@ def test_batch_size_changes_nothing(batch_size):
     assert together(verifier, prompts, temperature=0.8, batch_size=batch_size) == expected
 
 
+@pytest.mark.parametrize("batch_size", [1, 3, 64])
+@pytest.mark.parametrize("beginning", [[], list(range(10, 30))])
+def test_kept_layers_are_what_each_text_caches_alone(batch_size, beginning):
+    """All tokens but the last, which was never read; whatever slot a text moved to."""
+    verifier, prompts = make(end_ids=range(0, 60)), prompts_of(LENGTHS, beginning=beginning)
+    found = together(verifier, prompts, temperature=0.8, batch_size=batch_size, keep_layers=[1, 0])
+    for prompt, text in zip(prompts, found, strict=True):
+        ids = [*prompt, *text.output_ids]
+        cache = verifier.new_cache(1)
+        verifier.prefill(ids[:-1], cache)
+        assert cache.kv_L2BHCD is not None
+        assert text.context is not None
+        wanted = cache.kv_L2BHCD[[1, 0], :, 0, :, : len(ids) - 1]
+        torch.testing.assert_close(text.context, wanted, rtol=0, atol=1e-5)
+
+
+def test_a_layer_that_is_not_there_is_refused():
+    with pytest.raises(ValueError, match="not layers of a model with 2"):
+        together(make(), prompts_of(LENGTHS[:1]), keep_layers=[2])
+
+
 @pytest.mark.parametrize("beginning", [[], [5], list(range(10, 30))])
 @pytest.mark.parametrize("rows", [1, 8, 64])
 def test_shared_beginnings_and_prompts_in_parts(monkeypatch, beginning, rows):

@@ -8,12 +8,13 @@ from pathlib import Path
 import pytest
 import torch
 
-from kernels.window import training_windows
+from kernels.cache import FixedCache
+from kernels.window import context_windows, training_windows
 from stages.common import tiny
 from stages.common.drafters import Drafter, DrafterCard, load_drafter, read_card, save_drafter
 from stages.common.models import load_causal_lm, load_tokenizer
 from stages.common.tiny import VOCABULARY
-from tests.stages.scripted import KINDS, causal_lm, full_logits, prompt_of, tiny_drafter
+from tests.stages.scripted import KINDS, causal_lm, full_logits, prompt_of, tiny_drafter, tiny_verifier
 
 G = 4
 WORDS = [word for word in range(VOCABULARY) if word % 3]
@@ -56,7 +57,7 @@ def training_scores(drafter, ids, anchors, *, window=G, revealed=None):
     anchors_BW, span = torch.tensor([anchors]), window - 1
     layout = training_windows(anchors_BW, torch.tensor([len(ids)]), text=len(ids), window=window)
     rows = torch.full((len(anchors), span), drafter.mask_id) if revealed is None else revealed
-    hidden = drafter(torch.cat([torch.tensor([ids]), rows.reshape(1, -1)], 1), layout.positions_BR, layout.sees_BRR)
+    hidden = drafter(torch.cat([torch.tensor([ids]), rows.reshape(1, -1)], 1), layout.positions_BR, layout.sees_BRC)
     return drafter.logits(hidden[0, layout.source_BWG[0]])
 
 
@@ -95,6 +96,59 @@ def test_no_window_sees_a_token_revealed_in_another():
     assert changed.tolist() == [False, True, True, True], "rows of a window see one another; the prefix sees none"
 
 
+def verifier_cache(ids, kind="llama", tied=True):
+    """What the verifier has cached when the last of `ids` is pending."""
+    verifier = tiny_verifier(kind, tied)
+    cache = verifier.new_cache(1)
+    if len(ids) > 1:
+        verifier.prefill(ids[:-1], cache, chunk=5)
+    return cache
+
+
+@torch.inference_mode()
+@pytest.mark.parametrize(("kind", "tied"), KINDS)
+def test_a_fed_unadapted_drafter_is_the_verifier_at_the_first_place(kind, tied):
+    """The pending token alone is its own row; all before it is read from the verifier's cache."""
+    drafter = tiny_drafter(kind, tied, prefix="verifier")
+    for length in (1, 2, 13):
+        ids = prompt_of(length)
+        cache = verifier_cache(ids, kind, tied)
+        found = drafter.draft(ids[-1:], G, cache.lend(drafter.layers))
+        wanted = full_logits(ids, kind, tied).softmax(-1)
+        torch.testing.assert_close(found[0].softmax(-1), wanted, rtol=0, atol=1e-5)
+        assert cache.length == length - 1, "drafting commits nothing"
+        torch.testing.assert_close(found, scores(tiny_drafter(kind, tied), ids), rtol=0, atol=1e-5)
+
+
+@torch.inference_mode()
+def test_a_fed_drafter_reads_the_layers_it_was_cut_from():
+    ids = prompt_of(9)
+    cache = verifier_cache(ids)
+    drafter = tiny_drafter(layers=[1], prefix="verifier")
+    right = drafter.draft(ids[-1:], G, cache.lend([1]))
+    assert drafter.layers == (1,)
+    assert not torch.allclose(right, drafter.draft(ids[-1:], G, cache.lend([0])), atol=1e-3)
+    assert not torch.allclose(right, scores(tiny_drafter(layers=[1]), ids), atol=1e-3), "the whole verifier's prefix"
+
+
+@torch.inference_mode()
+@pytest.mark.parametrize("window", [1, 2, 5])
+@pytest.mark.parametrize(("kind", "tied"), KINDS)
+def test_fed_training_rows_score_as_decoding_rows(kind, tied, window):
+    drafter = tiny_drafter(kind, tied, layers=[1], words=WORDS, prefix="verifier")
+    ids, anchors = prompt_of(12), [1, 4, 5, 5, 11]
+    whole = verifier_cache(ids, kind, tied)
+    assert whole.kv_L2BHCD is not None
+    cached = FixedCache(whole.kv_L2BHCD[[1], :, :, :, : whole.length])
+    layout = context_windows(torch.tensor([anchors]), torch.tensor([12]), cached=whole.length, window=window)
+    rows = torch.full((len(anchors), window), drafter.mask_id)
+    rows[:, 0] = torch.tensor([ids[anchor - 1] for anchor in anchors])
+    hidden = drafter(rows.reshape(1, -1), layout.positions_BR, layout.sees_BRC, cached)
+    for scores_GV, anchor in zip(drafter.logits(hidden[0, layout.source_BWG[0]]), anchors, strict=True):
+        lent = verifier_cache(ids[:anchor], kind, tied).lend(drafter.layers)
+        torch.testing.assert_close(scores_GV, drafter.draft([ids[anchor - 1]], window, lent), rtol=0, atol=1e-5)
+
+
 @torch.inference_mode()
 def test_the_mask_is_no_word():
     drafter = tiny_drafter(words=WORDS)
@@ -126,8 +180,8 @@ def card_of(drafter: Drafter, tokenizer: str) -> DrafterCard:
         mask_token_id=drafter.mask_id,
         steps=1,
         shift="left",
-        prefix="causal",
-        layers=(1,),
+        prefix=drafter.prefix,
+        layers=drafter.layers,
         verifier_tokenizer=tokenizer,
         vocab_size=VOCABULARY,
         draft_vocab_size=len(drafter.d2t),
@@ -142,7 +196,7 @@ def saved(folder: Path, kind, tied):
     for name in ("verifier", "drafter"):
         (folder / name).mkdir(parents=True)
     tiny.save_tiny(folder / "verifier", causal_lm(kind, tied, copy=1))
-    drafter = tiny_drafter(kind, tied, layers=[1], words=WORDS)
+    drafter = tiny_drafter(kind, tied, layers=[1], words=WORDS, prefix="own" if tied else "verifier")
     g = torch.Generator().manual_seed(2)
     for p in drafter.trained():
         p.data += 0.02 * torch.randn(p.shape, generator=g)
@@ -155,13 +209,14 @@ import sys, torch
 from pathlib import Path
 from stages.common.drafters import load_drafter
 from stages.common.models import load_causal_lm, load_tokenizer
-for folder in map(Path, sys.argv[1:]):
+for folder in map(Path, sys.argv[2:]):
     verifier = load_causal_lm(folder / "verifier", torch.float32)
     name = load_tokenizer(folder / "verifier").fingerprint()
     embedding = verifier.get_input_embeddings()
     for packed in (False, True):
         settings = {"embedding": embedding, "tokenizer": name, "dtype": torch.float32, "packed": packed}
-        drafter, _ = load_drafter(folder / "drafter", **settings)
+        drafter, card = load_drafter(folder / "drafter", **settings)
+        assert (drafter.prefix, drafter.layers) == (card.prefix, card.layers) == (sys.argv[1], (1,))
         assert drafter.body.embed_tokens is embedding
         torch.save(drafter.draft([9, 8, 7, 6], 4, drafter.new_cache(1)), folder / f"{packed}.pt")
 """
@@ -169,7 +224,9 @@ for folder in map(Path, sys.argv[1:]):
 
 def test_a_drafter_loaded_in_a_new_process_gives_the_same_scores(tmp_path):
     made = {tmp_path / f"{kind}_{tied}": saved(tmp_path / f"{kind}_{tied}", kind, tied) for kind, tied in KINDS}
-    subprocess.run([sys.executable, "-c", LOAD, *map(str, made)], check=True, cwd=Path(__file__).parents[2])
+    for prefix in ("own", "verifier"):
+        folders = [str(folder) for folder, drafter in made.items() if drafter.prefix == prefix]
+        subprocess.run([sys.executable, "-c", LOAD, prefix, *folders], check=True, cwd=Path(__file__).parents[2])
     for folder, drafter in made.items():
         wanted = scores(drafter, [9, 8, 7, 6])
         assert torch.equal(torch.load(folder / "False.pt"), wanted), folder.name

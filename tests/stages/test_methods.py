@@ -6,9 +6,10 @@ import pytest
 import torch
 
 from kernels import sampling
+from kernels.cache import KVCache
 from kernels.tree import depths, prefix_trie
 from stages.common.tiny import VOCABULARY
-from stages.evaluate.drafting import WindowDrafting, sample_drafts
+from stages.evaluate.drafting import WindowMethod, sample_drafts
 from stages.evaluate.engine import Sampling, State, Text
 from stages.evaluate.harness import Shared, greedy_or_match
 from stages.evaluate.parts import method_module
@@ -61,20 +62,26 @@ def check(verifier, drafter, name, prompt, *, temperature, limit=10, **shape):
 @pytest.fixture(scope="module", params=KINDS, ids=lambda kind: f"{kind[0]}-{'tied' if kind[1] else 'untied'}")
 def pair(request):
     kind, tied = request.param
-    return tiny_verifier(kind, tied), [tiny_drafter(kind, tied), tiny_drafter(kind, tied, layers=[1], words=SOME_WORDS)]
+    own = [tiny_drafter(kind, tied), tiny_drafter(kind, tied, layers=[1], words=SOME_WORDS)]
+    fed = [
+        tiny_drafter(kind, tied, layers=[1], words=SOME_WORDS, prefix="verifier"),
+        tiny_drafter(kind, tied, prefix="verifier"),
+    ]
+    return tiny_verifier(kind, tied), own, fed
 
 
 @pytest.mark.parametrize(
     ("name", "temperature"),
     [(name, temperature) for name in ("vanilla", *MATCHING) for temperature in (0.0, 0.7, 1.3)] + [("specdiff", 0.0)],
 )
-def test_every_method_equals_vanilla(pair, name, temperature):
-    verifier, drafters = pair
+@pytest.mark.parametrize("prefix", ["own", "verifier"])
+def test_every_method_equals_vanilla(pair, name, temperature, prefix):
+    verifier, own, fed = pair
     accepted = 0
-    start = ["vanilla", "specdiff", *MATCHING].index(name) + round(10 * temperature)
+    start = ["vanilla", "specdiff", *MATCHING].index(name) + round(10 * temperature) + (prefix == "verifier")
     for turn in range(2):
         gamma, drafts, nodes, length = SHAPES[(start + 3 * turn) % len(SHAPES)]
-        drafter = drafters[turn]
+        drafter = (own if prefix == "own" else fed)[turn]
         cycles = check(
             verifier,
             None if name == "vanilla" else drafter,
@@ -91,6 +98,20 @@ def test_every_method_equals_vanilla(pair, name, temperature):
         assert accepted == 0
     elif name == "specdiff2_tree" and temperature == 0:
         assert accepted > 0, "the drafter is the verifier at j = 1"
+
+
+def test_a_fed_drafter_sees_what_a_drafter_with_every_layer_sees():
+    """The same proposals, cycle by cycle: nothing is stale after rejected rows, roll-backs and texts before."""
+    verifier, texts = tiny_verifier(), {}
+    for prefix in ("own", "verifier"):
+        method = method_of("specdiff2_tree", tiny_drafter(prefix=prefix), gamma=3, nodes=6)
+        engine = engine_of(verifier, temperature=1.3, limit=20)
+        texts[prefix] = [engine.decode(prompt_of(n, seed=n), method, prompt_id=f"{n}").cycles for n in (1, 17, 6)]
+    found = [
+        [[(c.tokens, c.accepted, c.proposed, c.nodes) for c in text] for text in texts[prefix]] for prefix in texts
+    ]
+    assert found[0] == found[1]
+    assert max(cycle[1] for text in found[0] for cycle in text) > 0
 
 
 @pytest.mark.parametrize("gamma", range(1, 9))
@@ -119,7 +140,7 @@ def test_every_tree_size(nodes):
 @pytest.mark.parametrize("length", range(26, 33))
 @pytest.mark.parametrize("drafter_limit", [32, 30, 24])
 def test_context_limits_of_both_models(length, drafter_limit):
-    verifier, drafter = tiny_verifier(context=32), tiny_drafter(context=32)
+    verifier, drafter = tiny_verifier(context=32), tiny_drafter(context=32, prefix=("own", "verifier")[length % 2])
     drafter.context_limit = drafter_limit
     name = ("specdiff", *MATCHING)[(length + drafter_limit) % 4]
     cycles = check(verifier, drafter, name, prompt_of(length), temperature=0.0, limit=20, gamma=8)
@@ -143,16 +164,17 @@ def test_a_text_may_outgrow_the_drafter_and_the_next_text_is_drafted_again():
 
 
 def state_of(ids, *, max_depth=9, temperature=0.7, key=11):
-    return State(ids, 3, max_depth, key, Sampling(temperature=temperature, top_k=0, top_p=1.0, seed=2))
+    settings = Sampling(temperature=temperature, top_k=0, top_p=1.0, seed=2)
+    return State(ids, max_depth, key, settings, KVCache(layers=1, capacity=1).lend)
 
 
 @torch.inference_mode()
 def test_the_window_never_reaches_past_a_limit():
     drafter = tiny_drafter()
     drafter.context_limit = 10
-    drafting = WindowDrafting(drafter, gamma=4)
-    assert [drafting.window(state_of(prompt_of(n))) for n in (5, 7, 8, 10, 11, 15)] == [4, 4, 3, 1, 0, 0]
-    assert [drafting.window(state_of(prompt_of(5), max_depth=d)) for d in (0, 1, 4, 5)] == [0, 1, 4, 4]
+    method = WindowMethod(drafter, gamma=4)
+    assert [method.window(state_of(prompt_of(n))) for n in (5, 7, 8, 10, 11, 15)] == [4, 4, 3, 1, 0, 0]
+    assert [method.window(state_of(prompt_of(5), max_depth=d)) for d in (0, 1, 4, 5)] == [0, 1, 4, 4]
 
 
 @torch.inference_mode()

@@ -13,8 +13,11 @@ import torch
 from kernels import objectives
 from kernels.tree import best_first, children
 from stages.common import training, windows
+from stages.common.contexts import Contexts, write_index, write_shard
+from stages.common.optimizers import Muon, optimizers, rate
 from stages.common.tiny import VOCABULARY
-from stages.common.training import Muon, Training, curve_csv, optimizers, rate, train, validate
+from stages.common.training import Texts, Training, curve_csv, train, validate
+from stages.common.validation import tree_length
 from stages.common.windows import Example
 from stages.evaluate.methods import specdiff2_tree
 from tests.stages.scripted import engine_of, prompt_of, tiny_drafter, tiny_verifier, vanilla_text
@@ -76,7 +79,7 @@ def memorised(tmp_path_factory):
     found, drafter, kept = texts(3, output=31), student(), {}
     rows = train(
         drafter,
-        (found, found),
+        Texts(found, found),
         objectives.masked_ce,
         t,
         seed=0,
@@ -111,10 +114,9 @@ def test_overfit_gate_whole_windows_are_accepted_by_the_real_loop(memorised):
 @torch.no_grad()
 def streaks_by_place(drafter, e):
     """Place of a window's first token -> leading right words of its arg-max chain, all from one training pass."""
-    batch = windows.collate([e], drafter, windows=len(e.anchors), window=G, full_mask_share=1.0, seed=0, step=0)
-    _, scores_XV = windows.log_q(drafter, batch)
-    valid_WG, targets_WG = batch.layout.valid_BWG[0], batch.targets_BWG[0]
-    right_WG = torch.zeros_like(valid_WG).masked_scatter(valid_WG, scores_XV.argmax(-1) == targets_WG[valid_WG])
+    batch = windows.collate([e], drafter, None, windows=len(e.anchors), window=G, full_mask_share=1.0, seed=0, step=0)
+    best_WG = drafter.logits(windows.hidden(drafter, batch))[0].argmax(-1)
+    right_WG = batch.layout.valid_BWG[0] & (best_WG == batch.targets_BWG[0])
     places = batch.layout.target_BWG[0, :, 0].tolist()
     return dict(zip(places, right_WG.long().cumprod(-1).sum(-1).tolist(), strict=True))
 
@@ -133,20 +135,24 @@ def test_the_real_loop_accepts_at_every_place_what_training_rows_promise(memoris
             place += cycle.accepted + 1
     assert len(seen) > 2
     every_place = replace(t, validation_windows=len(found[0].anchors))
-    estimate = float(validate(drafter, found, every_place, seed=0)["streak"])
+    estimate = float(validate(drafter, Texts([], found), every_place, seed=0)["streak"])
     assert estimate == pytest.approx(sum(promised) / len(promised), abs=1e-5)
 
 
 def test_real_acceptance_is_within_a_tenth_of_the_estimate(memorised):
     drafter, _, found, _, t = memorised
-    estimate = float(validate(drafter, found, replace(t, validation_windows=len(found[0].anchors)), seed=0)["streak"])
+    estimate = float(
+        validate(drafter, Texts([], found), replace(t, validation_windows=len(found[0].anchors)), seed=0)["streak"]
+    )
     cycles = real_acceptance(drafter, found)
     assert sum(cycle.accepted for cycle in cycles) / len(cycles) == pytest.approx(estimate, rel=0.1)
 
 
 def validation_by_hand(drafter, found, t):
     """(streak, sampled streak, depth in the tree, share right to depth j) of the windows, by decoding passes."""
-    batch = windows.collate(found, drafter, windows=t.validation_windows, window=G, full_mask_share=1.0, seed=0, step=0)
+    batch = windows.collate(
+        found, drafter, None, windows=t.validation_windows, window=G, full_mask_share=1.0, seed=0, step=0
+    )
     streaks, sampled, in_tree, depths = [], [], [], torch.zeros(G)
     for e, anchors in zip(found, batch.layout.target_BWG[:, :, 0].tolist(), strict=True):
         for anchor in anchors:
@@ -162,8 +168,7 @@ def validation_by_hand(drafter, found, t):
                 streak += alive
                 depths[j] += alive
             words = drafter.t2d[list(e.ids[anchor : anchor + G])].tolist()
-            words = words[: words.index(-1)] if -1 in words else words
-            child_of = children(best_first(logq_GV[: len(words)], nodes=t.tree_nodes, width=t.tree_nodes))
+            child_of = children(best_first(logq_GV, nodes=t.tree_nodes, width=t.tree_nodes))
             row, depth = 0, 0
             while depth < len(words) and words[depth] in child_of[row]:
                 row, depth = child_of[row][words[depth]] + 1, depth + 1
@@ -178,7 +183,7 @@ def validation_by_hand(drafter, found, t):
 def test_validation_is_acceptance_by_hand(memorised):
     _, drafter, found, _, t = memorised
     t = replace(t, validation_windows=9)
-    row = validate(drafter, found, t, seed=0)
+    row = validate(drafter, Texts([], found), t, seed=0)
     streak, sampled, in_tree, depths = validation_by_hand(drafter, found, t)
     assert row["streak"] == pytest.approx(streak)
     assert row["sampled_streak"] == pytest.approx(sampled, abs=1e-4)
@@ -191,12 +196,58 @@ def test_validation_is_acceptance_by_hand(memorised):
 def test_validation_stops_at_words_that_cannot_be_drafted():
     found, t = texts(2), settings(validation_windows=8)
     drafter = tiny_drafter(words=[w for w in range(VOCABULARY) if w % 5])
-    row = validate(drafter, found, t, seed=0)
+    row = validate(drafter, Texts([], found), t, seed=0)
     streak, sampled, in_tree, _ = validation_by_hand(drafter, found, t)
     assert row["streak"] == pytest.approx(streak)
     assert row["tree"] == pytest.approx(in_tree)
     assert row["sampled_streak"] == pytest.approx(sampled, abs=1e-4)
     assert all(math.isfinite(float(value)) for value in row.values())
+
+
+@torch.no_grad()
+def test_nothing_held_out_can_be_drafted():
+    found, t = texts(2), settings()
+    used = {token for e in found for token in e.ids}
+    row = validate(tiny_drafter(words=set(range(VOCABULARY)) - used), Texts([], found), t, seed=0)
+    assert row["loss"] is None
+    assert row["streak"] == row["sampled_streak"] == row["tree"] == 0
+
+
+def test_the_tree_spends_nodes_beyond_a_word_it_cannot_hold():
+    """Decoding does not know where the text leaves the draft vocabulary: a node there is lost for other branches."""
+    logq_GV = torch.tensor([[0.6, 0.4], [0.9, 0.1]]).log()
+    assert tree_length(logq_GV, [1, -1], nodes=1) == 0
+    assert tree_length(logq_GV, [1, -1], nodes=2) == 0, "the second node is (0, 0), of probability .54"
+    assert tree_length(logq_GV, [1, -1], nodes=3) == 1
+    assert tree_length(logq_GV, [0, 0], nodes=2) == 2
+
+
+def contexts_of(found, folder, layers):
+    """Contexts of vanilla's texts, as the trajectories store them."""
+    verifier, kept = tiny_verifier(), {}
+    for e in found:
+        cache = verifier.new_cache(1)
+        verifier.prefill(e.ids[:-1], cache)
+        assert cache.kv_L2BHCD is not None
+        kept[e.id] = cache.kv_L2BHCD[layers, :, 0, :, : cache.length]
+    write_shard(folder / "0.safetensors", kept)
+    write_index(folder, layers, dict.fromkeys(kept, "0.safetensors"))
+    return Contexts(folder, layers)
+
+
+def test_overfit_gate_of_a_fed_drafter(tmp_path):
+    """Whole windows are accepted by the real loop: training and decoding read the same of the verifier."""
+    (e,) = found = texts(1, output=25)
+    drafter = student(layers=[1], prefix="verifier")
+    t = settings(steps=60, sequences=1, windows=24, full_mask_share=1.0, checkpoint_every=999, evaluate_every=60)
+    contexts = contexts_of(found, tmp_path, [1])
+    rows = train(drafter, Texts(found, found, contexts), objectives.masked_ce, t, seed=0, scratch=tmp_path)
+    drafter.eval()
+    cycles = real_acceptance(drafter, found)
+    assert all(cycle.accepted == cycle.proposed for cycle in cycles)
+    assert max(cycle.proposed for cycle in cycles) == G
+    assert len(cycles) == -(-(len(e.ids) - e.prompt_length - 1) // (G + 1))
+    assert float(rows[-1]["streak"] or 0) > 2.5
 
 
 class Killed(Exception):
@@ -214,7 +265,7 @@ def run(folder, *, kill_after=None, **changed):
         return objectives.masked_ce(log_q_WG, valid_WG, weights_WG)
 
     folder.mkdir(exist_ok=True)
-    rows = train(drafter, (found[:4], found[4:]), objective, t, seed=7, scratch=folder)
+    rows = train(drafter, Texts(found[:4], found[4:]), objective, t, seed=7, scratch=folder)
     return [p.detach().clone() for p in drafter.trained()], rows, len(losses) // t.accumulation
 
 
@@ -239,7 +290,7 @@ def test_training_moves_every_weight_and_not_the_embedding(tmp_path):
     drafter = student(layers=[1])
     before = {name: p.detach().clone() for name, p in drafter.named_parameters()}
     found = texts(3, output=8)
-    train(drafter, (found[:2], found[2:]), objectives.masked_ce, settings(), seed=0, scratch=tmp_path)
+    train(drafter, Texts(found[:2], found[2:]), objectives.masked_ce, settings(), seed=0, scratch=tmp_path)
     same = {name for name, p in drafter.named_parameters() if torch.equal(p, before[name])}
     assert same == {"body.embed_tokens.weight"}
 
@@ -251,7 +302,7 @@ def test_accumulation_is_one_bigger_batch(tmp_path):
     for number, (sequences, accumulation) in enumerate(((4, 1), (2, 2), (1, 4))):
         t = settings(sequences=sequences, accumulation=accumulation, windows=1, full_mask_share=1.0, steps=3)
         (tmp_path / str(number)).mkdir()
-        rows = train(student(), (found, found), objectives.masked_ce, t, seed=0, scratch=tmp_path / str(number))
+        rows = train(student(), Texts(found, found), objectives.masked_ce, t, seed=0, scratch=tmp_path / str(number))
         losses.append([row["loss"] for row in rows if row["split"] == "train"])
     assert losses[1] == pytest.approx(losses[0], rel=1e-3)
     assert losses[2] == pytest.approx(losses[0], rel=1e-3)
@@ -260,7 +311,9 @@ def test_accumulation_is_one_bigger_batch(tmp_path):
 def test_the_curve_counts_steps_tokens_and_windows(tmp_path):
     found, kept = texts(3, output=8), []
     t = settings(steps=6, accumulation=2)
-    rows = train(student(), (found[:2], found[2:]), objectives.masked_ce, t, seed=0, scratch=tmp_path, keep=kept.append)
+    rows = train(
+        student(), Texts(found[:2], found[2:]), objectives.masked_ce, t, seed=0, scratch=tmp_path, keep=kept.append
+    )
     assert [row["step"] for row in rows if row["split"] == "train"] == [1, 2, 3, 4, 5, 6]
     assert [row["step"] for row in rows if row["split"] == "valid"] == [0, 4, 6]
     assert kept == [4, 6]
@@ -278,7 +331,7 @@ def test_a_loss_that_is_no_number_stops_the_run(tmp_path):
     with pytest.raises(RuntimeError, match="non-finite"):
         train(
             student(),
-            (found[:2], found[2:]),
+            Texts(found[:2], found[2:]),
             lambda log_q_WG, valid_WG, weights_WG: objectives.masked_ce(log_q_WG, valid_WG) * torch.nan,
             settings(),
             seed=0,
@@ -292,13 +345,13 @@ def test_muons_update_is_nearly_orthogonal_and_keeps_the_directions(shape):
     found = Muon.orthogonal(x)
     assert found.shape == x.shape
     values = torch.linalg.svdvals(found)
-    assert float(values.min()) > 0.3
-    assert float(values.max()) < 1.3
+    assert float(values.min()) > 0.18
+    assert float(values.max()) < 1.87
     u, _, vh = torch.linalg.svd(x, full_matrices=False)
     inner = u.mT @ found @ vh.mT
     diagonal = inner.diagonal(dim1=-2, dim2=-1)
     torch.testing.assert_close(inner, torch.diag_embed(diagonal), rtol=0, atol=1e-3)
-    assert bool((diagonal > 0.3).all()), "it descends along every direction of the gradient"
+    assert bool((diagonal > 0.18).all()), "it descends along every direction of the gradient"
 
 
 def test_muons_step_is_the_nesterov_momentum_made_orthogonal():

@@ -2,14 +2,17 @@
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+import torch
 
 from stages.common import entry, params, scratch, store
+from stages.common.contexts import Contexts
 from stages.common.decode import decode_batch
 from stages.common.models import load_tokenizer, load_verifier, resolve_dtype
 from stages.common.tiny import build_tiny, save_tiny
@@ -24,6 +27,7 @@ SECTION = {
     "max_new_tokens": 8,
     "batch_size": 3,
     "shard_size": 4,
+    "keep_layers": [1],
 }
 TEXTS = [f"{'word ' * (i * 5 % 7)}question {i}" for i in range(14)]
 RUN = entry.Run(profile="tiny", words={})
@@ -72,7 +76,9 @@ def place(tmp_path, monkeypatch):
 
 
 def output():
-    return store.trajectories_file("tiny").read_bytes()
+    """Everything the stage writes, by name."""
+    folder = store.contexts_folder("tiny")
+    return {path.name: path.read_bytes() for path in [store.trajectories_file("tiny"), *folder.iterdir()]}
 
 
 def shards():
@@ -116,7 +122,7 @@ def test_output_follows_the_contract(place):
             max_new_tokens=8,
             batch_size=1,
         )
-        assert (row["output_ids"], row["finish_reason"]) == alone
+        assert (row["output_ids"], row["finish_reason"]) == alone[:2]
         assert (row["temperature"], row["seed"]) == (0.8, 3)
     provenance = store.read_provenance(store.trajectories_file("tiny"))
     assert provenance["params"] == SECTION
@@ -124,12 +130,13 @@ def test_output_follows_the_contract(place):
     assert not shards(), "the resume state goes once the output is there"
 
 
-@pytest.mark.parametrize("moment", [3, 5])
-def test_a_killed_run_goes_on_and_gives_the_same_bytes(place, monkeypatch, moment):
-    """Killed while the third shard, or the output itself, is being put in place."""
+@pytest.mark.parametrize(("moment", "saved"), [(5, 2), (6, 2), (9, 4), (10, 4)])
+def test_a_killed_run_goes_on_and_gives_the_same_bytes(place, monkeypatch, moment, saved):
+    """Killed while the third shard's contexts, the shard itself, or one of the outputs is being put in place."""
     main(RUN)
     undisturbed = output()
     store.trajectories_file("tiny").unlink()
+    shutil.rmtree(store.contexts_folder("tiny"))
     killed = subprocess.run(
         [sys.executable, "-c", KILLED, "tiny", str(moment)],
         env=os.environ | {"PYTHONPATH": str(ROOT)},
@@ -139,8 +146,7 @@ def test_a_killed_run_goes_on_and_gives_the_same_bytes(place, monkeypatch, momen
     assert killed.returncode == -signal.SIGKILL, killed.stderr
     assert not store.trajectories_file("tiny").exists()
     assert list(Path("data").rglob(".*.partial")), "the kill came with a file half-way"
-    assert len(shards()) == moment - 1
-    saved = len(shards())
+    assert len(shards()) == saved
     decoded = []
     monkeypatch.setattr(write, "decode_batch", lambda *a, **k: decoded.append(1) or decode_batch(*a, **k))
     main(RUN)
@@ -157,6 +163,53 @@ def test_a_damaged_shard_is_decoded_again(place, monkeypatch, cut):
     first.write_bytes(first.read_bytes()[:-cut] if cut else b"")
     main(RUN)
     assert output() == undisturbed
+
+
+def test_a_shard_without_its_contexts_is_decoded_again(place, monkeypatch):
+    main(RUN)
+    undisturbed = output()
+    interrupted(monkeypatch, after=2)
+    next(Path("data/scratch").rglob("*.safetensors")).unlink()
+    main(RUN)
+    assert output() == undisturbed
+
+
+def test_contexts_are_what_the_verifier_caches_of_each_text(place):
+    """float16 keeps three digits."""
+    main(RUN)
+    verifier = load_verifier(store.verifier_folder("tiny"), dtype=torch.float32)
+    kept = Contexts(store.contexts_folder("tiny"), [1])
+    for row in store.read_parquet(store.trajectories_file("tiny"), store.TRAJECTORIES):
+        ids = [*row["prompt_ids"], *row["output_ids"]]
+        cache = verifier.new_cache(1)
+        verifier.prefill(ids[:-1], cache)
+        assert cache.kv_L2BHCD is not None
+        wanted = cache.kv_L2BHCD[[1], :, 0, :, : len(ids) - 1]
+        torch.testing.assert_close(kept[row["id"]].float(), wanted, rtol=1e-3, atol=1e-3)
+
+
+def test_nothing_is_kept_where_no_layer_is_named(place):
+    write_params(keep_layers=[])
+    main(RUN)
+    folder = store.contexts_folder("tiny")
+    assert [path.name for path in folder.iterdir()] == ["index.json"]
+    with pytest.raises(ValueError, match=r"adapt\.layers.*of layers \[\], not of \[1\].*trajectories\.keep_layers"):
+        Contexts(folder, [1])
+
+
+def test_a_layer_the_verifier_does_not_have(place):
+    write_params(keep_layers=[1, 2])
+    with pytest.raises(ValueError, match=r"keep_layers: \[1, 2\] are not layers of a model with 2"):
+        main(RUN)
+
+
+def test_a_damaged_file_of_contexts_is_named(place):
+    main(RUN)
+    folder = store.contexts_folder("tiny")
+    for path in folder.glob("*.safetensors"):
+        path.write_bytes(path.read_bytes()[:40])
+    with pytest.raises(ValueError, match=r"00000\.safetensors: damaged .* run dvc repro trajectories"):
+        Contexts(folder, [1])["c/0"]
 
 
 @pytest.mark.parametrize("change", ["params", "corpus", "verifier"])

@@ -4,14 +4,15 @@ Leviathan with the exact law the draft was drawn from when `T_v > 0`; at `T_v = 
 kept, Match.
 """
 
-from collections.abc import Sequence
 from dataclasses import dataclass
+
+from torch import Tensor
 
 from kernels import sampling, tree
 from stages.common.drafters import Drafter
 from stages.common.params import Count, NonNegative
-from stages.evaluate.drafting import WindowDrafting, sample_drafts
-from stages.evaluate.engine import EMPTY, Proposal, State
+from stages.evaluate.drafting import WindowMethod, sample_drafts
+from stages.evaluate.engine import Proposal, State
 
 RULE = "leviathan"
 
@@ -23,24 +24,17 @@ class Params:
     temperature: NonNegative  # T_d
 
 
-class SpecDiff:
+class SpecDiff(WindowMethod):
     def __init__(self, params: Params, drafter: Drafter) -> None:
+        super().__init__(drafter, gamma=params.gamma)
         self.params = params
-        self.drafting = WindowDrafting(drafter, gamma=params.gamma)
 
-    def start(self, prompt_ids: Sequence[int]) -> None:
-        self.drafting.start(prompt_ids)
-
-    def propose(self, state: State) -> Proposal:
-        window = self.drafting.window(state)
-        if window == 0:
-            return Proposal(EMPTY)
-        logits = self.drafting.logits(state, window)
-        q_GVd = sampling.probabilities(logits, temperature=self.params.temperature)
+    def proposal(self, logits_GVd: Tensor, state: State) -> Proposal:
+        q_GVd = sampling.probabilities(logits_GVd, temperature=self.params.temperature)
         if sampling.is_greedy(state.sampling.temperature):
             (draft_G,) = sample_drafts(q_GVd, 1, state)
-            return Proposal(tree.chain(self.drafting.words(draft_G)))
-        q_GV = self.drafting.full_vocabulary(q_GVd)
+            return Proposal(tree.chain(self.words(draft_G)))
+        q_GV = self.full_vocabulary(q_GVd)
         (draft_G,) = sample_drafts(q_GV, 1, state)
         return Proposal(tree.chain(draft_G), rule="leviathan", q_GV=q_GV)
 

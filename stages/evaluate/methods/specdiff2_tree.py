@@ -3,16 +3,16 @@
 The best deterministic tree of N nodes under the marginals, in order of the product of q along the path; Match.
 """
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
+from torch import Tensor
 
 from kernels import tree
 from stages.common.drafters import Drafter
 from stages.common.params import Count
-from stages.evaluate.drafting import WindowDrafting
-from stages.evaluate.engine import EMPTY, Proposal, State
+from stages.evaluate.drafting import WindowMethod
+from stages.evaluate.engine import Proposal, State
 
 RULE = "match"
 
@@ -25,21 +25,15 @@ class Params:
     width: Count  # words tried at each depth
 
 
-class SpecDiff2Tree:
+class SpecDiff2Tree(WindowMethod):
     def __init__(self, params: Params, drafter: Drafter) -> None:
+        super().__init__(drafter, gamma=params.gamma)
         self.params = params
-        self.drafting = WindowDrafting(drafter, gamma=params.gamma)
 
-    def start(self, prompt_ids: Sequence[int]) -> None:
-        self.drafting.start(prompt_ids)
-
-    def propose(self, state: State) -> Proposal:
-        window = self.drafting.window(state)
-        if window == 0:
-            return Proposal(EMPTY)
-        logq_GVd = torch.log_softmax(self.drafting.logits(state, window), -1)
+    def proposal(self, logits_GVd: Tensor, state: State) -> Proposal:
+        logq_GVd = torch.log_softmax(logits_GVd, -1)
         best = tree.best_first(logq_GVd, nodes=self.params.nodes, width=self.params.width)
-        return Proposal(best._replace(tokens_N=self.drafting.words(best.tokens_N)))
+        return Proposal(best._replace(tokens_N=self.words(best.tokens_N)))
 
 
 def build(params: Params, drafter: Drafter) -> SpecDiff2Tree:

@@ -1,0 +1,14 @@
+"""Tests run side by side, one thread each: a whole file in one process, and what shares the smoke run in another."""
+
+import os
+
+import pytest
+
+# Before torch is imported: threads of several processes starve one another.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        shared = "smoke" in getattr(item, "fixturenames", ())
+        item.add_marker(pytest.mark.xdist_group("smoke" if shared else item.path.stem))
