@@ -54,6 +54,12 @@ def test_another_drafter_for_a_method_retrains_nothing(finished):
     assert effect.reach == {"drafter@smoke-specdiff2"} | cells("specdiff2") | REPORT
 
 
+def test_another_layer_to_keep_asks_the_verifier_again(finished):
+    effect = effect_of_params(finished, **{"smoke.trajectories.keep_layers": [0, 1, 2]})
+    trajectories = {"trajectories@smoke"}
+    assert effect == (trajectories, trajectories | ADAPT | DISTILL | DRAFTERS | cells(*METHODS) | REPORT)
+
+
 def test_a_training_value_keeps_the_unaligned_drafter(finished):
     effect = effect_of_params(finished, **{"smoke.distill.training.lr": 0.002})
     assert effect == (DISTILL, DISTILL | DRAFTERS | cells(*METHODS) | REPORT)

@@ -1,6 +1,8 @@
 """From nothing to the report: once through, then nothing to do, and nothing of it in Git."""
 
 import json
+import re
+import sys
 
 import pytest
 
@@ -63,6 +65,26 @@ def test_every_text_is_vanillas(smoke):
     texts = [row["output_ids"] for row in cells["vanilla"]]
     for method in ("specdiff", "specdiff2_tree"):
         assert [row["output_ids"] for row in cells[method]] == texts
+
+
+ACCOUNT = re.compile(
+    r"specdiff2_tree: (\d+) tokens, acceptance length \d\.\d\d, [\d.]+ tokens/s against [\d.]+ of vanilla: \d+\.\d\dx\n"
+)
+
+
+def test_a_question_is_answered_on_the_terminal(smoke):
+    def ask(*words: str) -> str:
+        return smoke.project.run(sys.executable, "-m", "stages.generate", "--profile", "smoke", "1 + 1", *words)
+
+    plain, coloured = ask(), ask("--colour")
+    account = ACCOUNT.search(plain)
+    assert account is not None, plain
+    assert 1 < int(account[1]) <= smoke.project.params()["smoke"]["evaluate"]["shared"]["max_new_tokens"]
+    assert "\033[" not in plain
+    assert coloured.startswith("\033[33m"), "the first word comes from the prefill: the verifier's own"
+    words = re.sub(r"\033\[\d+m", "", coloured)
+    assert words.startswith(plain[: account.start()]), "colour changes no word"
+    assert "specdiff2_tree: 0 token(s), nothing to measure" in ask("--max-new-tokens", "0")
 
 
 def test_dvc_shows_metrics_and_plots(smoke):

@@ -112,6 +112,18 @@ def test_layers_that_slide_are_refused():
         CausalModel(body)
 
 
+@pytest.mark.parametrize(
+    ("name", "value"), [("logits_scaling", 8.0), ("logit_scale", 0.0625), ("final_logit_softcapping", 30.0)]
+)
+def test_heads_that_scale_or_cap_their_scores_are_refused(name, value):
+    model = tiny.build_tiny("llama", seed=0)
+    setattr(model.config, name, value)
+    with pytest.raises(ValueError, match=f"llama: {name} is {value}"):
+        Verifier(model, vocab_size=tiny.VOCABULARY, end_ids=[])
+    setattr(model.config, name, None if name == "final_logit_softcapping" else 1.0)
+    Verifier(model, vocab_size=tiny.VOCABULARY, end_ids=[])
+
+
 @pytest.mark.parametrize("layers", [[], [2], [-1], [0, 5]])
 def test_pruning_names_layers_that_are_not_there(layers):
     with pytest.raises(ValueError, match=r"adapt\.layers.*has 2"):

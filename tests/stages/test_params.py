@@ -95,6 +95,13 @@ def test_builds_every_kind_of_value(folder, monkeypatch):
     assert {f"cpu.train.{leaf}" for leaf in leaves} == params.READ
 
 
+def test_an_empty_list_is_a_value_that_was_read(folder, monkeypatch):
+    monkeypatch.setattr(params, "READ", set())
+    edit(folder, "sizes: [1, 2]", "sizes: []")
+    assert load(Train, "cpu", "train").sizes == ()
+    assert "cpu.train.sizes" in params.READ
+
+
 @pytest.mark.parametrize(
     ("old", "new", "key"),
     [
