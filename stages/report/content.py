@@ -94,7 +94,7 @@ def accuracy(groups: list[Group]) -> Frame:
 
 
 def methods(cells: list[Cell]) -> Frame:
-    """What each method drafts with: objective, parameters, window and tree nodes, as its cells say."""
+    """What each method drafts with: objective, parameters, settings, deepest draft and most nodes in its cells."""
     rows = {}
     for cell in cells:
         drafter = cell.provenance.get("drafter") or {}
@@ -104,6 +104,7 @@ def methods(cells: list[Cell]) -> Frame:
                 "method": cell.method,
                 "drafter": drafter.get("objective"),
                 "parameters": drafter.get("parameters"),
+                "settings": settings(cell),
                 "window": 0,
                 "nodes": 0,
             },
@@ -111,6 +112,12 @@ def methods(cells: list[Cell]) -> Frame:
         row["window"] = max(row["window"], int(cell.rows["window"].max()))
         row["nodes"] = max(row["nodes"], int(cell.rows["nodes"].max()))
     return pd.DataFrame(list(rows.values()))
+
+
+def settings(cell: Cell) -> str:
+    """The method's section of params.yaml, without the name of its drafter."""
+    section = cell.provenance.get("params", {}).get(cell.method, {})
+    return ", ".join(f"{name} {value:g}" for name, value in section.items() if isinstance(value, int | float))
 
 
 def metrics(report: Report) -> dict[str, Any]:
@@ -127,7 +134,7 @@ def metrics(report: Report) -> dict[str, Any]:
         if not math.isnan(record["predicted"]):
             _put(nested, record, {"speedup_predicted": record["predicted"]})
     for name, curve in report.curves.items():
-        values = {q: curves.last(curve, q) for q in ("loss", "streak", "trie16")}
+        values = {q: curves.last(curve, q) for q in ("loss", "streak", "sampled_streak", "trie16", "tree")}
         nested.setdefault("training", {})[name] = {q: _round(v) for q, v in values.items() if v is not None}
     return nested
 

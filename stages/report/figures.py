@@ -204,8 +204,9 @@ def training(curves: dict[str, Frame], colours: dict[str, str]) -> Figure:
         for axes, quantity, split, look, label in (
             (upper, "loss", "train", {"alpha": 0.45, "linewidth": 1}, "train"),
             (upper, "loss", "valid", {"marker": "o"}, "held out"),
-            (lower, "streak", "valid", {"marker": "o"}, "one draft"),
-            (lower, "trie16", "valid", {"marker": "s", "linestyle": "--"}, "tree of 16"),
+            (lower, "streak", "valid", {"marker": "o"}, "likeliest chain"),
+            (lower, "sampled_streak", "valid", {"marker": "^", "linestyle": ":"}, "one sampled draft"),
+            (lower, "tree", "valid", {"marker": "s", "linestyle": "--"}, "best-first tree"),
         ):
             if quantity in curve.columns:
                 rows = curve[curve["split"] == split].dropna(subset=[quantity])

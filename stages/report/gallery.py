@@ -40,26 +40,24 @@ def plates(report: Report) -> list[Plate]:
             "Acceptance by draft position, as decoded",
             "Above, how often the first j drafts all survive: the area under a curve is the accepted tokens "
             "per cycle. Below, "
-            "how often draft j survives once those before it have: a flat line is a drafter that does not "
-            "tire, and the right end rests on few cycles.",
+            "how often draft j survives once those before it have: a flat line is a drafter whose accuracy does "
+            "not fall with depth, and the right end rests on few cycles.",
             _acceptance_alt(report, "decoded"),
             lambda: figures.positions(report.acceptance, colours.methods, source="decoded"),
         ),
         _plate(
             "acceptance_training",
             "Acceptance by draft position: adapted and distilled drafter",
-            "The same two rates for one chain at the end of training, teacher-forced on held-out training "
-            "prompts; "
-            "the gap between the curves is what alignment buys.",
+            "The same two rates for the likeliest chain at the end of training, teacher-forced on held-out "
+            "prompts of the training corpus. Curves that nearly touch are not told apart.",
             _acceptance_alt(report, "teacher_forced"),
             lambda: figures.positions(report.acceptance, colours.trainings, source="teacher_forced"),
         ),
         _plate(
             "histogram",
             "Accepted drafts in a cycle",
-            "Weight on the left is drafting for nothing, weight at the right edge says that a longer window "
-            "would pay; "
-            "the dashed line is the mean.",
+            "On the far left no draft token was accepted; weight at the right edge says that a longer window "
+            "would pay; the dashed line is the mean.",
             "Histograms of accepted draft tokens per cycle, one for each method and benchmark. " + _means(report),
             lambda: figures.histogram(report.groups, colours.methods),
         ),
@@ -78,7 +76,8 @@ def plates(report: Report) -> list[Plate]:
             "Training curves",
             "Above, the loss that was minimised (each training has its own scale); below, what it is for: "
             "tokens expected "
-            "to get accepted per cycle on held-out prompts, with one draft and with a tree.",
+            "to get accepted per cycle on held-out prompts: the likeliest chain, one draft sampled at "
+            "temperature 1, and the best-first tree.",
             "Training loss and expected accepted tokens by training step for "
             + (", ".join(report.curves) or "no training"),
             lambda: figures.training(report.curves, colours.trainings),
