@@ -33,6 +33,21 @@ def tiny_verifier(kind="llama", tied=True, *, end_ids=(), **sizes) -> Verifier:
     return Verifier(causal_lm(kind, tied, **sizes), vocab_size=VOCABULARY, end_ids=end_ids).eval()
 
 
+def cached(verifier: Verifier, ids: Sequence[int]) -> KVCache:
+    """What the verifier has cached when the last of `ids` is pending, read a few tokens a pass."""
+    cache = verifier.new_cache(1)
+    if len(ids) > 1:
+        verifier.prefill(ids[:-1], cache, chunk=5)
+    return cache
+
+
+def cached_rows(verifier: Verifier, ids: Sequence[int], layers: Sequence[int]) -> Tensor:
+    """[L, 2, H, T, D] of it in these layers: what a text's context holds."""
+    cache = cached(verifier, ids)
+    assert cache.kv_L2BHCD is not None
+    return cache.kv_L2BHCD[list(layers), :, 0, :, : cache.length]
+
+
 @torch.no_grad()
 def full_logits(ids: Sequence[int], kind="llama", tied=True, **sizes) -> Tensor:
     """transformers' own scores [V] behind the last of `ids`, from one pass without a cache."""

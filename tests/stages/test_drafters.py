@@ -14,7 +14,16 @@ from stages.common import tiny
 from stages.common.drafters import Drafter, DrafterCard, load_drafter, read_card, save_drafter
 from stages.common.models import load_causal_lm, load_tokenizer
 from stages.common.tiny import VOCABULARY
-from tests.stages.scripted import KINDS, causal_lm, full_logits, prompt_of, tiny_drafter, tiny_verifier
+from tests.stages.scripted import (
+    KINDS,
+    cached,
+    cached_rows,
+    causal_lm,
+    full_logits,
+    prompt_of,
+    tiny_drafter,
+    tiny_verifier,
+)
 
 G = 4
 WORDS = [word for word in range(VOCABULARY) if word % 3]
@@ -96,15 +105,6 @@ def test_no_window_sees_a_token_revealed_in_another():
     assert changed.tolist() == [False, True, True, True], "rows of a window see one another; the prefix sees none"
 
 
-def verifier_cache(ids, kind="llama", tied=True):
-    """What the verifier has cached when the last of `ids` is pending."""
-    verifier = tiny_verifier(kind, tied)
-    cache = verifier.new_cache(1)
-    if len(ids) > 1:
-        verifier.prefill(ids[:-1], cache, chunk=5)
-    return cache
-
-
 @torch.inference_mode()
 @pytest.mark.parametrize(("kind", "tied"), KINDS)
 def test_a_fed_unadapted_drafter_is_the_verifier_at_the_first_place(kind, tied):
@@ -112,7 +112,7 @@ def test_a_fed_unadapted_drafter_is_the_verifier_at_the_first_place(kind, tied):
     drafter = tiny_drafter(kind, tied, prefix="verifier")
     for length in (1, 2, 13):
         ids = prompt_of(length)
-        cache = verifier_cache(ids, kind, tied)
+        cache = cached(tiny_verifier(kind, tied), ids)
         found = drafter.draft(ids[-1:], G, cache.lend(drafter.layers))
         wanted = full_logits(ids, kind, tied).softmax(-1)
         torch.testing.assert_close(found[0].softmax(-1), wanted, rtol=0, atol=1e-5)
@@ -123,7 +123,7 @@ def test_a_fed_unadapted_drafter_is_the_verifier_at_the_first_place(kind, tied):
 @torch.inference_mode()
 def test_a_fed_drafter_reads_the_layers_it_was_cut_from():
     ids = prompt_of(9)
-    cache = verifier_cache(ids)
+    cache = cached(tiny_verifier(), ids)
     drafter = tiny_drafter(layers=[1], prefix="verifier")
     right = drafter.draft(ids[-1:], G, cache.lend([1]))
     assert drafter.layers == (1,)
@@ -137,15 +137,14 @@ def test_a_fed_drafter_reads_the_layers_it_was_cut_from():
 def test_fed_training_rows_score_as_decoding_rows(kind, tied, window):
     drafter = tiny_drafter(kind, tied, layers=[1], words=WORDS, prefix="verifier")
     ids, anchors = prompt_of(12), [1, 4, 5, 5, 11]
-    whole = verifier_cache(ids, kind, tied)
-    assert whole.kv_L2BHCD is not None
-    cached = FixedCache(whole.kv_L2BHCD[[1], :, :, :, : whole.length])
-    layout = context_windows(torch.tensor([anchors]), torch.tensor([12]), cached=whole.length, window=window)
+    verifier = tiny_verifier(kind, tied)
+    fixed = FixedCache(cached_rows(verifier, ids, [1])[:, :, None])
+    layout = context_windows(torch.tensor([anchors]), torch.tensor([12]), cached=fixed.get_seq_length(), window=window)
     rows = torch.full((len(anchors), window), drafter.mask_id)
     rows[:, 0] = torch.tensor([ids[anchor - 1] for anchor in anchors])
-    hidden = drafter(rows.reshape(1, -1), layout.positions_BR, layout.sees_BRC, cached)
+    hidden = drafter(rows.reshape(1, -1), layout.positions_BR, layout.sees_BRC, fixed)
     for scores_GV, anchor in zip(drafter.logits(hidden[0, layout.source_BWG[0]]), anchors, strict=True):
-        lent = verifier_cache(ids[:anchor], kind, tied).lend(drafter.layers)
+        lent = cached(verifier, ids[:anchor]).lend(drafter.layers)
         torch.testing.assert_close(scores_GV, drafter.draft([ids[anchor - 1]], window, lent), rtol=0, atol=1e-5)
 
 
@@ -209,14 +208,16 @@ import sys, torch
 from pathlib import Path
 from stages.common.drafters import load_drafter
 from stages.common.models import load_causal_lm, load_tokenizer
-for folder in map(Path, sys.argv[2:]):
+for word in sys.argv[1:]:
+    prefix, _, path = word.partition("=")
+    folder = Path(path)
     verifier = load_causal_lm(folder / "verifier", torch.float32)
     name = load_tokenizer(folder / "verifier").fingerprint()
     embedding = verifier.get_input_embeddings()
     for packed in (False, True):
         settings = {"embedding": embedding, "tokenizer": name, "dtype": torch.float32, "packed": packed}
         drafter, card = load_drafter(folder / "drafter", **settings)
-        assert (drafter.prefix, drafter.layers) == (card.prefix, card.layers) == (sys.argv[1], (1,))
+        assert (drafter.prefix, drafter.layers) == (card.prefix, card.layers) == (prefix, (1,))
         assert drafter.body.embed_tokens is embedding
         torch.save(drafter.draft([9, 8, 7, 6], 4, drafter.new_cache(1)), folder / f"{packed}.pt")
 """
@@ -224,9 +225,9 @@ for folder in map(Path, sys.argv[2:]):
 
 def test_a_drafter_loaded_in_a_new_process_gives_the_same_scores(tmp_path):
     made = {tmp_path / f"{kind}_{tied}": saved(tmp_path / f"{kind}_{tied}", kind, tied) for kind, tied in KINDS}
-    for prefix in ("own", "verifier"):
-        folders = [str(folder) for folder, drafter in made.items() if drafter.prefix == prefix]
-        subprocess.run([sys.executable, "-c", LOAD, prefix, *folders], check=True, cwd=Path(__file__).parents[2])
+    assert {drafter.prefix for drafter in made.values()} == {"own", "verifier"}
+    words = [f"{drafter.prefix}={folder}" for folder, drafter in made.items()]
+    subprocess.run([sys.executable, "-c", LOAD, *words], check=True, cwd=Path(__file__).parents[2])
     for folder, drafter in made.items():
         wanted = scores(drafter, [9, 8, 7, 6])
         assert torch.equal(torch.load(folder / "False.pt"), wanted), folder.name

@@ -20,7 +20,7 @@ from stages.common.training import Texts, Training, curve_csv, train, validate
 from stages.common.validation import tree_length
 from stages.common.windows import Example
 from stages.evaluate.methods import specdiff2_tree
-from tests.stages.scripted import engine_of, prompt_of, tiny_drafter, tiny_verifier, vanilla_text
+from tests.stages.scripted import cached_rows, engine_of, prompt_of, tiny_drafter, tiny_verifier, vanilla_text
 
 G = 4
 BASE = Training(
@@ -224,12 +224,7 @@ def test_the_tree_spends_nodes_beyond_a_word_it_cannot_hold():
 
 def contexts_of(found, folder, layers):
     """Contexts of vanilla's texts, as the trajectories store them."""
-    verifier, kept = tiny_verifier(), {}
-    for e in found:
-        cache = verifier.new_cache(1)
-        verifier.prefill(e.ids[:-1], cache)
-        assert cache.kv_L2BHCD is not None
-        kept[e.id] = cache.kv_L2BHCD[layers, :, 0, :, : cache.length]
+    kept = {e.id: cached_rows(tiny_verifier(), e.ids, layers) for e in found}
     write_shard(folder / "0.safetensors", kept)
     write_index(folder, layers, dict.fromkeys(kept, "0.safetensors"))
     return Contexts(folder, layers)

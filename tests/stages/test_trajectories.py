@@ -18,6 +18,7 @@ from stages.common.models import load_tokenizer, load_verifier, resolve_dtype
 from stages.common.tiny import build_tiny, save_tiny
 from stages.trajectories import write
 from stages.trajectories.__main__ import main
+from tests.stages.scripted import cached_rows
 
 ROOT = Path(__file__).parents[2]
 SECTION = {
@@ -180,11 +181,7 @@ def test_contexts_are_what_the_verifier_caches_of_each_text(place):
     verifier = load_verifier(store.verifier_folder("tiny"), dtype=torch.float32)
     kept = Contexts(store.contexts_folder("tiny"), [1])
     for row in store.read_parquet(store.trajectories_file("tiny"), store.TRAJECTORIES):
-        ids = [*row["prompt_ids"], *row["output_ids"]]
-        cache = verifier.new_cache(1)
-        verifier.prefill(ids[:-1], cache)
-        assert cache.kv_L2BHCD is not None
-        wanted = cache.kv_L2BHCD[[1], :, 0, :, : len(ids) - 1]
+        wanted = cached_rows(verifier, [*row["prompt_ids"], *row["output_ids"]], [1])
         torch.testing.assert_close(kept[row["id"]].float(), wanted, rtol=1e-3, atol=1e-3)
 
 
