@@ -85,8 +85,9 @@ class KVCache:
 class LentCache:
     """A reader's view of some layers of a `KVCache`: the committed rows, and room for its own rows behind them.
 
-    What the reader writes is overwritten by the owner's next pass; it commits nothing. Layer i of the reader is layer
-    `layers[i]` of the owner, whose keys it reads as they are, rotated by their places in the text.
+    The reader commits nothing: its rows lie where the owner's next passes will write, and no row is looked at before
+    it is written. Layer i of the reader is layer `layers[i]` of the owner, whose keys it reads as they are, rotated by
+    their places in the text.
     """
 
     def __init__(self, owner: KVCache, layers: Sequence[int]) -> None:
@@ -189,7 +190,7 @@ class RaggedKVCache:
     def rows_of(self, slot: int, layers: Sequence[int]) -> Tensor:
         """[L, 2, H, T, D]: a copy of the committed rows of one slot in these layers."""
         assert self.kv_L2BHCD is not None, "nothing was cached yet"
-        return self.kv_L2BHCD[list(layers), :, slot, :, : self.lengths[slot]].clone()
+        return self.kv_L2BHCD[list(layers), :, slot, :, : self.lengths[slot]]
 
     def copy(self, source: int, target: int) -> None:
         """Give slot `target` the text of slot `source`; what it held is lost."""

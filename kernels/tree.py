@@ -9,6 +9,7 @@ Shapes: N nodes, G window, K drafts, V vocabulary.
 """
 
 import heapq
+import math
 from typing import NamedTuple
 
 import torch
@@ -50,14 +51,15 @@ def prefix_trie(drafts_KG: Tensor) -> Trie:
     return Trie(Tree(_long(tokens, drafts_KG.device), parents), paths)
 
 
-def best_first(logq_GV: Tensor, *, nodes: int, width: int) -> Tree:
+def best_first(logq_GV: Tensor, *, nodes: int, width: int, threshold: float = 0.0) -> Tree:
     """The best tree of at most `nodes` nodes: those with the largest product of q along their path, in order.
 
     Candidates are the `width` likeliest ids of each depth; ties go to the lower rank; q = 0 is never
-    proposed. With sorted candidates a node's best unseen rivals are its next sibling and its first child, so
-    the heap stays small.
+    proposed, nor is a node whose product is below `threshold`. With sorted candidates a node's best unseen
+    rivals are its next sibling and its first child, so the heap stays small.
     """
     assert nodes >= 0, nodes
+    floor = math.log(threshold) if threshold > 0 else -math.inf
     top = logq_GV.float().topk(min(width, logq_GV.shape[-1]), dim=-1)
     logq: list[list[float]] = top.values.tolist()
     ids: list[list[int]] = top.indices.tolist()
@@ -77,6 +79,8 @@ def best_first(logq_GV: Tensor, *, nodes: int, width: int) -> Tree:
     push(0, 0, -1, 0.0)
     while heap and len(tokens) < nodes:
         cost, rank, _, depth, parent, log_parent = heapq.heappop(heap)
+        if -cost < floor:
+            break
         node = len(tokens)
         tokens.append(ids[depth][rank])
         parents.append(parent)

@@ -52,8 +52,7 @@ def training_windows(anchors_BW: Tensor, lengths_B: Tensor, *, text: int, window
     anchors: place of x_1, from 1 (there is always a token before it). lengths: real tokens of each text; places
     from there on are padding, never a target, and never looked at since the prefix is causal.
     """
-    assert window >= 1
-    assert int(anchors_BW.min()) >= 1, "a window needs at least one token before it"
+    target_BWG, valid_BWG = _targets(anchors_BW, lengths_B, window)
     B, W = anchors_BW.shape
     device, span = anchors_BW.device, window - 1
     clean_T = torch.arange(text, device=device)
@@ -77,8 +76,6 @@ def training_windows(anchors_BW: Tensor, lengths_B: Tensor, *, text: int, window
         ],
         2,
     )
-    target_BWG = anchors_BW[:, :, None] + torch.arange(window, device=device)
-    valid_BWG = target_BWG < lengths_B[:, None, None]
     return WindowBatch(positions_BR, sees_BRC, source_BWG, target_BWG, valid_BWG)
 
 
@@ -89,8 +86,7 @@ def context_windows(anchors_BW: Tensor, lengths_B: Tensor, *, cached: int, windo
     rows: what `decoding_mask(cached=anchor - 1, new=1, window_rows=G - 1)` lays out, for many windows at once. The
     `cached` columns hold places 0 .. cached - 1 of each text; a window sees those before its pending token.
     """
-    assert window >= 1
-    assert int(anchors_BW.min()) >= 1, "a window needs at least one token before it"
+    target_BWG, valid_BWG = _targets(anchors_BW, lengths_B, window)
     B, W = anchors_BW.shape
     device, rows = anchors_BW.device, W * window
     offset_G = torch.arange(window, device=device)
@@ -104,9 +100,15 @@ def context_windows(anchors_BW: Tensor, lengths_B: Tensor, *, cached: int, windo
     sees_BRC = torch.cat([sees_cached_BRT, sees_rows_RR.expand(B, -1, -1)], 2)
 
     source_BWG = torch.arange(rows, device=device).view(1, W, window).expand(B, -1, -1)
-    target_BWG = anchors_BW[:, :, None] + offset_G
-    valid_BWG = target_BWG < lengths_B[:, None, None]
     return WindowBatch(positions_BR, sees_BRC, source_BWG, target_BWG, valid_BWG)
+
+
+def _targets(anchors_BW: Tensor, lengths_B: Tensor, window: int) -> tuple[Tensor, Tensor]:
+    """Places of x_1 .. x_G of every window, and whether they lie inside the text."""
+    assert window >= 1
+    assert int(anchors_BW.min()) >= 1, "a window needs at least one token before it"
+    target_BWG = anchors_BW[:, :, None] + torch.arange(window, device=anchors_BW.device)
+    return target_BWG, target_BWG < lengths_B[:, None, None]
 
 
 def additive(sees: Tensor, dtype: torch.dtype) -> Tensor:

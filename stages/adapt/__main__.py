@@ -4,7 +4,7 @@
 
 Reads   the verifier, data/<profile>/trajectories.parquet and contexts/
 Writes  data/<profile>/drafters/adapt/, data/<profile>/curves/adapt.csv
-Params  <profile>.adapt
+Params  seed, <profile>.device, <profile>.adapt, <profile>.validation
 
 Masked cross-entropy on many windows of each text (METHOD.md section 4; DiffuLLaMA, arXiv 2410.17891): keep the
 weights and the left shift, add a mask embedding, open the attention inside the window.
@@ -17,11 +17,11 @@ import torch
 
 from kernels import objectives
 from stages.common import entry, provenance, scratch, store, training, windows
-from stages.common.contexts import Contexts
 from stages.common.drafters import DrafterCard, Prefix, prune, save_drafter
-from stages.common.models import end_ids_of, load_causal_lm, load_tokenizer
+from stages.common.models import config_digest, end_ids_of, load_causal_lm, load_tokenizer
 from stages.common.params import Count, load
 from stages.common.training import Training
+from stages.common.validation import Validation
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -33,14 +33,13 @@ class Params:
 
 
 def main(run: entry.Run) -> None:
-    adapt(run.profile, load(Params, run.profile, "adapt"), run.device(), seed=load(int, "seed"))
+    params, v = load(Params, run.profile, "adapt"), load(Validation, run.profile, "validation")
+    adapt(run.profile, params, v, run.device(), seed=load(int, "seed"))
 
 
-def adapt(profile: str, params: Params, device: entry.Device, *, seed: int) -> None:
-    t = params.training
-    folder, file = store.verifier_folder(profile), store.trajectories_file(profile)
-    contexts = Contexts(store.contexts_folder(profile), params.layers) if params.prefix == "verifier" else None
-    texts = training.read_texts(store.read_parquet(file, store.TRAJECTORIES), contexts, t, seed=seed)
+def adapt(profile: str, params: Params, v: Validation, device: entry.Device, *, seed: int) -> None:
+    t, folder = params.training, store.verifier_folder(profile)
+    texts = training.read_texts(profile, t, v, prefix=params.prefix, layers=params.layers, seed=seed)
     causal_lm = load_causal_lm(folder, torch.float32)
     tokenizer = load_tokenizer(folder)
     vocab_size = min(tokenizer.size, causal_lm.config.vocab_size)
@@ -52,13 +51,14 @@ def adapt(profile: str, params: Params, device: entry.Device, *, seed: int) -> N
     for p in drafter.trained():
         p.requires_grad_(True)
 
-    digest = store.sha256_file(file)
-    mark = scratch.fingerprint(params, {"trajectories": digest, "stage": "adapt", "seed": str(seed)}, CODE)
+    digests = {**texts.digests, "verifier": store.sha256_folder(folder)}
+    mark = scratch.fingerprint([params, v, seed], {**digests, "stage": "adapt"}, CODE)
     rows = training.train(
         drafter,
         texts,
         objectives.masked_ce,
         t,
+        v,
         seed=seed,
         scratch=scratch.scratch_folder(mark),
         title="adapt",
@@ -72,16 +72,12 @@ def adapt(profile: str, params: Params, device: entry.Device, *, seed: int) -> N
         prefix=params.prefix,
         layers=params.layers,
         verifier_tokenizer=tokenizer.fingerprint(),
+        verifier_config=config_digest(folder),
         vocab_size=vocab_size,
         draft_vocab_size=len(d2t),
         parameters=sum(p.numel() for p in drafter.trained()),
         objective="masked_ce",
-        provenance={
-            "command": provenance.command(),
-            "trajectories_sha256": digest,
-            "steps": t.steps,
-            "seed": seed,
-        },
+        provenance={"command": provenance.command(), "sha256": digests, "steps": t.steps, "seed": seed},
     )
     with store.replace_folder(store.drafter_folder(profile, "adapt")) as out:
         save_drafter(out, drafter, card)

@@ -1,10 +1,10 @@
-"""Keys and values that the verifier cached while it wrote the trajectories: what a fed drafter is trained on.
+"""Keys and values that the verifier cached while it wrote the trajectories: what a drafter that reads them trains on.
 
     contexts/index.json                 layers, and the file that holds each text
     contexts/<number>.safetensors       float16 [L, 2, H, T, D] by text id: L layers, key and value, T cached tokens
 
-A text of n tokens has T = n - 1: its last token was never read. Files are mapped, not loaded, so a corpus may be larger
-than memory.
+A text of n tokens has T = n - 1: its last token was never read. A text is read when it is asked for, so a corpus may be
+larger than memory.
 """
 
 from collections.abc import Mapping, Sequence
@@ -21,9 +21,24 @@ INDEX = "index.json"
 
 
 def write_shard(path: Path, contexts: Mapping[str, Tensor]) -> None:
-    """One file of contexts by text id, whole or absent."""
+    """One file of contexts by text id, whole or absent. Raises ValueError on what float16 cannot hold."""
+    halves = {name: kv.to(torch.float16).contiguous() for name, kv in contexts.items()}
+    if beyond := [name for name, kv in halves.items() if not bool(torch.isfinite(kv).all())]:
+        raise ValueError(
+            f"{path}: the verifier's keys or values of text {beyond[0]!r} are beyond float16; keep no layers "
+            "(trajectories.keep_layers: []) and let the drafter read its own prefix (adapt.prefix: own)"
+        )
     with store.replacing(path) as partial:
-        save_file({name: kv.to(torch.float16).contiguous() for name, kv in contexts.items()}, partial)
+        save_file(halves, partial)
+
+
+def holds(path: Path, ids: Sequence[str]) -> bool:
+    """Whether a file is whole and has the contexts of just these texts."""
+    try:
+        with safe_open(path, framework="pt") as file:
+            return set(file.keys()) == set(ids)
+    except (OSError, SafetensorError):
+        return False
 
 
 def write_index(folder: Path, layers: Sequence[int], files: Mapping[str, str]) -> None:
@@ -48,6 +63,8 @@ class Contexts:
 
     def __getitem__(self, text_id: str) -> Tensor:
         """float16 [L, 2, H, T, D]."""
+        if text_id not in self._files:
+            raise ValueError(f"{self.folder / INDEX}: nothing is kept of text {text_id!r}; run dvc repro trajectories")
         path = self.folder / self._files[text_id]
         try:
             with safe_open(path, framework="pt") as file:

@@ -33,7 +33,7 @@ class Decoded(NamedTuple):
 
     output_ids: list[int]
     finish_reason: str  # "stop": an end id; "length": max_new_tokens or the context limit
-    context: Tensor | None = None  # [L, 2, H, T, D]: what the kept layers cached of all tokens but the last
+    context: Tensor | None = None  # float16 [L, 2, H, T, D]: what the kept layers cached of all tokens but the last
 
 
 def room(*, context_limit: int, prompt_length: int, max_new_tokens: int) -> int:
@@ -216,7 +216,7 @@ def _leave(
         stopped = text.output[-1] in end_ids
         if not stopped and len(text.output) < text.room:
             continue
-        context = cache.rows_of(slot, keep_layers) if keep_layers else None
+        context = cache.rows_of(slot, keep_layers).to("cpu", torch.float16) if keep_layers else None
         done[text.index] = Decoded(text.output, "stop" if stopped else "length", context)
         if slot < len(live) - 1:
             cache.copy(len(live) - 1, slot)

@@ -1,10 +1,10 @@
 """The masked-diffusion drafter: a depth-pruned causal body that also reads mask rows and speaks a draft vocabulary.
 
-    rows      prefix rows are causal and cached; window rows see the prefix and one another (kernels/window.py)
+    rows      prefix rows are causal; window rows see the prefix and one another (kernels/window.py)
     prefix    "own": the drafter runs the prefix through its own layers and caches it.
               "verifier": layer i reads the keys and values that the verifier cached at layer `layers[i]`, which it was
               cut from. The prefix is then seen by the whole verifier, and costs the drafter nothing. The pending token
-              is not in that cache yet, so the drafter runs it as a row of its own.
+              is not in that cache yet, so every pass runs it as a row of its own.
     mask      one trained embedding, id `mask_id` = first id beyond the verifier's vocabulary; never proposed
     head      V_d draft words: d2t[d] is the verifier's id of draft word d, t2d[t] its inverse, -1 where there is none
     embedding the verifier's own, frozen and shared; it is not stored again
@@ -41,6 +41,7 @@ class DrafterCard:
     prefix: Prefix  # whose keys and values of the prefix it reads
     layers: tuple[int, ...]  # the verifier's layers it was cut from
     verifier_tokenizer: str  # hash of the id-to-token map
+    verifier_config: str  # hash of the verifier's config.json
     vocab_size: int
     draft_vocab_size: int
     parameters: int  # trained numbers
@@ -147,25 +148,27 @@ def load_drafter(
     *,
     embedding: nn.Module,
     tokenizer: str,
+    config: str,
     dtype: torch.dtype,
     device: str = "cpu",
     packed: bool = True,
 ) -> tuple[Drafter, DrafterCard]:
     """A saved drafter over the verifier's embedding.
 
-    `tokenizer`: the verifier's fingerprint, which must be the card's.
+    `tokenizer`: the verifier's fingerprint, which must be the card's. `config`: of its configuration (`config_digest`),
+    which must be too if the drafter reads the verifier's cache.
     """
     card = read_card(folder)
     if card.verifier_tokenizer != tokenizer:
         raise ValueError(
             f"{folder}: this drafter was trained for another tokenizer than the verifier's; train it again"
         )
+    if card.prefix == "verifier" and card.verifier_config != config:
+        raise ValueError(f"{folder}: this drafter reads the cache of another verifier than this one; train it again")
     state = load_file(folder / "model.safetensors")
     d2t, _ = state.pop("d2t"), state.pop("t2d")
-    config = json.loads((folder / "config.json").read_text())
-    drafter = Drafter(
-        empty_body(config, embedding), d2t=d2t, vocab_size=card.vocab_size, layers=card.layers, prefix=card.prefix
-    )
+    body = empty_body(json.loads((folder / "config.json").read_text()), embedding)
+    drafter = Drafter(body, d2t=d2t, vocab_size=card.vocab_size, layers=card.layers, prefix=card.prefix)
     missing, unexpected = drafter.load_state_dict(state, strict=False)
     if unexpected or any(not name.startswith("body.embed_tokens") for name in missing):
         raise ValueError(f"{folder}/model.safetensors: lacks {missing} and has {unexpected} too many; train it again")

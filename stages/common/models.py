@@ -101,7 +101,7 @@ def _cache_keyword(model: nn.Module) -> str:
 
 
 class CausalModel(nn.Module):
-    """A decoder body of transformers, run over explicit rows. Holds no state between passes."""
+    """A decoder body of transformers, run over explicit rows. What a pass remembers is in the cache it is given."""
 
     def __init__(self, body: Any) -> None:
         super().__init__()
@@ -243,6 +243,11 @@ def end_ids_of(folder: Path) -> list[int]:
     return sorted({int(i) for i in (ids if isinstance(ids, list | tuple) else [ids])})
 
 
+def config_digest(folder: Path) -> str:
+    """Hash of a model's configuration: tells two models apart without reading their weights."""
+    return hashlib.sha256((folder / "config.json").read_bytes()).hexdigest()
+
+
 def load_causal_lm(folder: Path, dtype: torch.dtype) -> Any:
     """transformers' own model of a local folder, frozen and in evaluation mode."""
     if not (folder / "config.json").exists():
@@ -269,11 +274,19 @@ def can_pack(device: str, dtype: torch.dtype) -> bool:
 
 
 def pruned_body(causal_lm: Any, layers: Sequence[int]) -> Any:
-    """A fresh body that keeps these layers of a model, in this order, and shares its (frozen) input embedding."""
-    total = causal_lm.config.num_hidden_layers
+    """A fresh body that keeps these layers of a model, in this order, and shares its (frozen) input embedding.
+
+    Settings that a configuration lists layer by layer (`layer_types`, SmolLM3's `no_rope_layers`) are those of the
+    layers kept.
+    """
+    config = causal_lm.config.to_dict()
+    total = config["num_hidden_layers"]
     if not layers or any(not 0 <= layer < total for layer in layers):
-        raise ValueError(f"adapt.layers: {list(layers)} are not layers of a model that has {total} of them")
-    body = empty_body(causal_lm.config.to_dict() | {"num_hidden_layers": len(layers)}, causal_lm.model.embed_tokens)
+        raise ValueError(f"adapt.layers: {list(layers)} must be layers of the verifier, 0 to {total - 1}")
+    for name, value in config.items():
+        if "layer" in name and isinstance(value, list) and len(value) == total:
+            config[name] = [value[layer] for layer in layers]
+    body = empty_body(config | {"num_hidden_layers": len(layers)}, causal_lm.model.embed_tokens)
     for new, old in zip(body.layers, layers, strict=True):
         new.load_state_dict(causal_lm.model.layers[old].state_dict())
     body.norm.load_state_dict(causal_lm.model.norm.state_dict())
@@ -283,8 +296,6 @@ def pruned_body(causal_lm: Any, layers: Sequence[int]) -> Any:
 def empty_body(config: dict[str, Any], embedding: nn.Module) -> Any:
     """A decoder body of this configuration with untrained layers, over another model's input embedding."""
     config = dict(config)
-    if config.get("layer_types"):
-        config["layer_types"] = config["layer_types"][: config["num_hidden_layers"]]
     typed = AutoConfig.for_model(config.pop("model_type"), **config)
     with torch.device("meta"):
         body = AutoModelForCausalLM.from_config(typed, attn_implementation="sdpa").model

@@ -7,9 +7,10 @@ Everything random is keyed by (seed, step), so the saved state is weights, optim
 
 import csv
 import io
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import torch
@@ -20,12 +21,12 @@ import kernels.cache
 import kernels.objectives
 import kernels.tree
 import kernels.window
-from stages.common import contexts, drafters, models, optimizers, validation, windows
+from stages.common import contexts, drafters, models, optimizers, store, validation, windows
 from stages.common.contexts import Contexts
-from stages.common.drafters import Drafter
+from stages.common.drafters import Drafter, Prefix
 from stages.common.optimizers import Rates
 from stages.common.params import Count, NonNegative, Share
-from stages.common.validation import Row
+from stages.common.validation import Row, Validation
 from stages.common.windows import Example
 
 CODE = [
@@ -45,6 +46,7 @@ class Texts(NamedTuple):
     training: Sequence[Example]
     held_out: Sequence[Example]
     contexts: Contexts | None = None
+    digests: Mapping[str, str] = MappingProxyType({})  # of the files they were read from
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -58,17 +60,19 @@ class Training(Rates):
     max_tokens: Count  # prompt and output together; longer texts are cut
     clip: NonNegative  # largest gradient norm
     full_mask_share: Share
-    validation: Share  # of the prompts
-    validation_windows: Count  # of each held-out text
-    tree_nodes: Count  # N of the tree whose accepted length the curve reports
     evaluate_every: Count
     checkpoint_every: Count
 
 
-def read_texts(rows: Sequence[dict[str, Any]], found: Contexts | None, t: Training, *, seed: int) -> Texts:
-    """The trajectories as adapt and distill see them."""
-    usable = windows.examples(rows, max_tokens=t.max_tokens)
-    return Texts(*windows.split_by_prompt(usable, share=t.validation, seed=seed), found)
+def read_texts(profile: str, t: Training, v: Validation, *, prefix: Prefix, layers: Sequence[int], seed: int) -> Texts:
+    """The trajectories as adapt and distill see them, for a drafter cut from these layers."""
+    path, folder = store.trajectories_file(profile), store.contexts_folder(profile)
+    found = Contexts(folder, layers) if prefix == "verifier" else None
+    digests = {"trajectories": store.sha256_file(path)}
+    if found is not None:
+        digests["contexts"] = store.sha256_folder(folder)
+    usable = windows.examples(store.read_parquet(path, store.TRAJECTORIES), max_tokens=t.max_tokens)
+    return Texts(*windows.split_by_prompt(usable, share=v.share, seed=seed), found, digests)
 
 
 def train(
@@ -76,6 +80,7 @@ def train(
     texts: Texts,
     objective: Objective,
     t: Training,
+    v: Validation,
     *,
     seed: int,
     scratch: Path,
@@ -93,7 +98,7 @@ def train(
     for _ in range(done):
         next(batches)
     if done == 0:
-        rows.append({"step": 0, "split": "valid", **validate(drafter, texts, t, seed=seed)})
+        rows.append({"step": 0, "split": "valid", **validate(drafter, texts, t, v, seed=seed)})
     bar = tqdm(range(done, t.steps), initial=done, total=t.steps, desc=title, unit="step", mininterval=5)
     for step in bar:
         factor = optimizers.rate(step, t)
@@ -105,7 +110,7 @@ def train(
         bar.set_postfix(loss=f"{loss:.3f}")
         last = step + 1 == t.steps
         if last or (step + 1) % t.evaluate_every == 0:
-            rows.append({"step": step + 1, "split": "valid", **validate(drafter, texts, t, seed=seed)})
+            rows.append({"step": step + 1, "split": "valid", **validate(drafter, texts, t, v, seed=seed)})
             if keep is not None:
                 keep(step + 1)
         if not last and (step + 1) % t.checkpoint_every == 0:
@@ -123,7 +128,7 @@ def _step(
     seed: int,
     step: int,
 ) -> tuple[float, float, int]:
-    """(loss, gradient norm before clipping, clean tokens read) of one optimizer step."""
+    """(loss, gradient norm before clipping, tokens of the texts) of one optimizer step."""
     drafter.train()
     for optim in optims:
         optim.zero_grad(set_to_none=True)
@@ -151,17 +156,10 @@ def _step(
     return total, norm, tokens
 
 
-def validate(drafter: Drafter, texts: Texts, t: Training, *, seed: int) -> Row:
+def validate(drafter: Drafter, texts: Texts, t: Training, v: Validation, *, seed: int) -> Row:
     """The validation columns of the curve."""
     return validation.validate(
-        drafter,
-        texts.held_out,
-        texts.contexts,
-        window=t.window,
-        windows_each=t.validation_windows,
-        tree_nodes=t.tree_nodes,
-        sequences=t.sequences,
-        seed=seed,
+        drafter, texts.held_out, texts.contexts, v, window=t.window, sequences=t.sequences, seed=seed
     )
 
 

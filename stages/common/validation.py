@@ -1,6 +1,7 @@
 """What a drafter would be accepted for, on held-out prompts, without running the verifier."""
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -9,10 +10,20 @@ from kernels import tree
 from stages.common import windows
 from stages.common.contexts import Contexts
 from stages.common.drafters import Drafter
+from stages.common.params import Count, Share
 from stages.common.windows import Example
 
 TRIE_DRAFTS = 16  # K of the column trie16
 Row = dict[str, float | int | str | None]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Validation:
+    """`<profile>.validation`: what adapt and distill hold out, and what they measure on it."""
+
+    share: Share  # of the texts
+    windows: Count  # of each held-out text
+    tree_nodes: Count  # N of the tree whose accepted length the curve reports
 
 
 @torch.no_grad()
@@ -20,10 +31,9 @@ def validate(
     drafter: Drafter,
     held_out: Sequence[Example],
     contexts: Contexts | None,
+    v: Validation,
     *,
     window: int,
-    windows_each: int,
-    tree_nodes: int,
     sequences: int,
     seed: int,
 ) -> Row:
@@ -31,8 +41,8 @@ def validate(
 
     loss: mean -log q of what can be drafted; empty if nothing can. streak: accepted length of the arg-max chain.
     sampled_streak: sum C_m, of one sampled draft under Match. trie16: of the trie of 16. tree: of the best-first tree
-    of `tree_nodes`. accept_j: share of windows whose arg-max chain is right to depth j. Windows whose text ends within
-    the window count what was there to accept.
+    of `v.tree_nodes`. accept_j: share of windows whose arg-max chain is right to depth j. Windows whose text ends
+    within the window count what was there to accept.
     """
     drafter.eval()
     hits, reach, losses, in_tree = [], [], [], list[int]()
@@ -41,7 +51,7 @@ def validate(
             held_out[start : start + sequences],
             drafter,
             contexts,
-            windows=windows_each,
+            windows=v.windows,
             window=window,
             full_mask_share=1.0,
             seed=seed,
@@ -56,7 +66,7 @@ def validate(
         reach.append(torch.where(alive_WG, torch.where(alive_WG, found_WG, 0.0).cumsum(-1).exp(), 0.0))
         losses.append(-found_WG[usable_WG])
         wanted = targets_WG.masked_fill(~usable_WG, -1).tolist()
-        in_tree += [tree_length(logq_GV, path, tree_nodes) for logq_GV, path in zip(logq_WGV, wanted, strict=True)]
+        in_tree += [tree_length(logq_GV, path, v.tree_nodes) for logq_GV, path in zip(logq_WGV, wanted, strict=True)]
     hits_WG, reach_WG, losses_X = torch.cat(hits), torch.cat(reach), torch.cat(losses)
     trie_WG = -torch.expm1(TRIE_DRAFTS * torch.log1p(-reach_WG.clamp(max=1 - 1e-6)))
     row: Row = {

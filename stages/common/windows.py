@@ -65,17 +65,21 @@ def examples(rows: Sequence[dict[str, Any]], *, max_tokens: int) -> list[Example
 
 
 def split_by_prompt(found: Sequence[Example], *, share: float, seed: int) -> tuple[list[Example], list[Example]]:
-    """(training, validation): whole prompts, about `share` of them held out, at least one each.
+    """(training, validation): whole prompts, about `share` of them held out. Raises ValueError if a side is empty.
 
-    A prompt's side is a function of its id, the share and the seed, so that stages whose length limits leave them
-    different texts never train on what another held out.
+    A prompt's side is a function of its id, the share and the seed alone, so that stages whose length limits leave
+    them different texts never train on what another held out.
     """
-    if len(found) < 2:
-        raise ValueError("a validation split needs at least two trajectories; enlarge download.corpus")
-    place = {e.id: int.from_bytes(hashlib.sha256(f"{seed}/{e.id}".encode()).digest()[:8]) / 2**64 for e in found}
-    held = sum(place[e.id] < share for e in found)
-    out = set(sorted(place, key=place.__getitem__)[: min(len(found) - 1, max(1, held))])
-    return [e for e in found if e.id not in out], [e for e in found if e.id in out]
+    training, held_out = list[Example](), list[Example]()
+    for e in found:
+        place = int.from_bytes(hashlib.sha256(f"{seed}/{e.id}".encode()).digest()[:8]) / 2**64
+        (held_out if place < share else training).append(e)
+    if not training or not held_out:
+        raise ValueError(
+            f"params.yaml: validation.share: {share} leaves {len(training)} of {len(found)} trajectories to train "
+            f"on and {len(held_out)} to validate on; change it, or enlarge download.corpus"
+        )
+    return training, held_out
 
 
 def draft_vocabulary(found: Sequence[Example], *, size: int, vocab_size: int, always: Sequence[int]) -> Tensor:

@@ -4,7 +4,7 @@
 
 Reads   data/<profile>/drafters/adapt/, the verifier's embedding, data/<profile>/trajectories.parquet and contexts/
 Writes  data/<profile>/drafters/<objective>/, checkpoints/<objective>/step_<n>/, curves/<objective>.csv
-Params  <profile>.distill.training, <profile>.distill.<objective>
+Params  seed, <profile>.device, <profile>.distill.training, <profile>.distill.<objective>, <profile>.validation
 
 `streak` is Eq. 6 of arXiv 2511.00606; `trie_streak` counts what a walk over the trie of K drafts accepts (METHOD.md
 section 4). Windows are fully masked, as one-step decoding meets them.
@@ -20,11 +20,11 @@ from torch import Tensor
 
 from kernels import objectives
 from stages.common import entry, provenance, scratch, store, training
-from stages.common.contexts import Contexts
 from stages.common.drafters import load_drafter, save_drafter
-from stages.common.models import load_causal_lm, load_tokenizer
+from stages.common.models import config_digest, load_causal_lm, load_tokenizer
 from stages.common.params import Count, keys_at, load
 from stages.common.training import Objective, Training
+from stages.common.validation import Validation
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,20 +45,28 @@ def main(run: entry.Run) -> None:
         raise ValueError(f"params.yaml: objectives: {run.objective!r} is none of {', '.join(SECTIONS)}")
     settings = load(SECTIONS[run.objective], run.profile, "distill", run.objective)
     params = load(Training, run.profile, "distill", "training")
-    distill(run.profile, run.objective, settings, params, run.device(), seed=load(int, "seed"))
+    v = load(Validation, run.profile, "validation")
+    distill(run.profile, run.objective, settings, params, v, run.device(), seed=load(int, "seed"))
 
 
 def distill(
-    profile: str, objective: str, settings: Streak | TrieStreak, t: Training, device: entry.Device, *, seed: int
+    profile: str,
+    objective: str,
+    settings: Streak | TrieStreak,
+    t: Training,
+    v: Validation,
+    device: entry.Device,
+    *,
+    seed: int,
 ) -> None:
     if t.full_mask_share != 1:
         raise ValueError("params.yaml: distill.training.full_mask_share must be 1: acceptance is of whole windows")
-    folder, file = store.verifier_folder(profile), store.trajectories_file(profile)
-    start = store.drafter_folder(profile, "adapt")
+    folder, start = store.verifier_folder(profile), store.drafter_folder(profile, "adapt")
     drafter, card = load_drafter(
         start,
         embedding=load_causal_lm(folder, torch.float32).get_input_embeddings(),
         tokenizer=load_tokenizer(folder).fingerprint(),
+        config=config_digest(folder),
         dtype=torch.float32,
         device=device.name,
         packed=False,
@@ -69,11 +77,10 @@ def distill(
         )
     for p in drafter.trained():
         p.requires_grad_(True)
-    contexts = Contexts(store.contexts_folder(profile), card.layers) if card.prefix == "verifier" else None
-    texts = training.read_texts(store.read_parquet(file, store.TRAJECTORIES), contexts, t, seed=seed)
+    texts = training.read_texts(profile, t, v, prefix=card.prefix, layers=card.layers, seed=seed)
 
-    digests = {"trajectories": store.sha256_file(file), "start": store.sha256_folder(start)}
-    mark = scratch.fingerprint([settings, t], {**digests, "stage": objective, "seed": str(seed)}, CODE)
+    digests = {**texts.digests, "verifier": store.sha256_folder(folder), "start": store.sha256_folder(start)}
+    mark = scratch.fingerprint([settings, t, v, seed], {**digests, "stage": objective}, CODE)
     state = scratch.scratch_folder(mark)
     card = replace(
         card,
@@ -81,7 +88,7 @@ def distill(
         objective=objective,
         provenance={
             "command": provenance.command(),
-            **digests,
+            "sha256": digests,
             "steps": t.steps,
             "seed": seed,
             **asdict(settings),
@@ -93,7 +100,7 @@ def distill(
             save_drafter(out, drafter, replace(card, provenance={**card.provenance, "steps": step}))
 
     rows = training.train(
-        drafter, texts, loss_of(objective, settings), t, seed=seed, scratch=state, keep=keep, title=objective
+        drafter, texts, loss_of(objective, settings), t, v, seed=seed, scratch=state, keep=keep, title=objective
     )
     with store.replace_folder(store.drafter_folder(profile, objective)) as out:
         save_drafter(out, drafter, card)

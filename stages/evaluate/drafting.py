@@ -1,12 +1,13 @@
 """What the drafting methods share: a window drafter that follows one text, and keyed draws from q.
 
-What the drafter reads as its prefix is exact and never costs a pass over it. A drafter with a prefix of its own caches
-committed tokens, each computed without mask rows beside it (METHOD.md section 4), so a cycle costs the new tokens and
-the window; one that reads the verifier's cache pays for the pending token and the window alone.
+What the drafter reads as its prefix is exact. A drafter with a prefix of its own caches committed tokens, each computed
+once and without mask rows beside it (METHOD.md section 4), so a cycle costs the new tokens and the window; one that
+reads the verifier's cache pays for the pending token and the window alone.
 
 Letters: G window, K drafts, V vocabulary (V_d draft vocabulary).
 """
 
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -20,7 +21,7 @@ from stages.common.params import Count, NonNegative
 from stages.evaluate.engine import DRAFT_STREAM, EMPTY, Proposal, Rule, State
 
 
-class WindowMethod:
+class WindowMethod(ABC):
     """A method that turns one drafting pass into a proposal. `gamma`: the longest window it asks for."""
 
     def __init__(self, drafter: Drafter, *, gamma: int) -> None:
@@ -39,9 +40,9 @@ class WindowMethod:
         window = self.window(state)
         return self.proposal(self.logits(state, window), state) if window else Proposal(EMPTY)
 
+    @abstractmethod
     def proposal(self, logits_GVd: Tensor, state: State) -> Proposal:
         """What to verify, from the scores of the next G tokens over the draft vocabulary."""
-        raise NotImplementedError
 
     def window(self, state: State) -> int:
         """How many tokens a draft may have now: 0 when the text is at its limit or beyond the drafter's context."""

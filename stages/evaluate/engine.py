@@ -4,8 +4,8 @@
 
 The verifier's cache holds every emitted token but the last, the *pending* one. A pass scores it and every node of the
 proposal under a tree mask, so no second pass is ever needed; vanilla is the proposal without nodes. A method never
-touches the verifier or the clock; of the cache it may read the committed rows. Row i of a pass speaks for the token
-behind row i: row 0 is the pending token's.
+touches the verifier or the clock; of the cache it may read the committed rows, and use the room behind them. Row i of a
+pass speaks for the token behind row i: row 0 is the pending token's.
 
 Letters: N nodes, V vocabulary, G window, D width.
 """

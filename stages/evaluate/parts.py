@@ -7,7 +7,7 @@ from types import ModuleType
 
 from stages.common import entry, store
 from stages.common.drafters import Drafter, DrafterCard, load_drafter
-from stages.common.models import Tokenizer, Verifier, load_tokenizer, load_verifier, resolve_dtype
+from stages.common.models import Tokenizer, Verifier, config_digest, load_tokenizer, load_verifier, resolve_dtype
 from stages.common.provenance import prompt_sha256
 from stages.evaluate.harness import Prompt
 
@@ -45,6 +45,7 @@ def method_drafter(
         folder,
         embedding=verifier.body.embed_tokens,
         tokenizer=tokenizer.fingerprint(),
+        config=config_digest(store.verifier_folder(profile)),
         dtype=verifier.dtype,
         device=device.name,
     )

@@ -1,9 +1,10 @@
-"""Decode the corpus shard by shard; a shard on disk is never decoded again.
+"""Decode the corpus shard by shard; a shard that is whole on disk is not decoded again.
 
 Shards are runs of the corpus in its own order, so a resumed run decodes the very batches of an undisturbed
 one, and the output has the same bytes.
 """
 
+import os
 import shutil
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
@@ -39,6 +40,10 @@ class Trajectories:
     keep_layers: tuple[int, ...]  # of the verifier, whose keys and values are kept for drafters that read them
     shard_size: Count  # texts between two saves
 
+    def __post_init__(self) -> None:
+        if len(set(self.keep_layers)) < len(self.keep_layers):
+            raise ValueError(f"keep_layers: {list(self.keep_layers)} names a layer twice; write each once")
+
 
 def write_trajectories(profile: str, params: Trajectories, *, seed: int, device: Device) -> None:
     """Read the corpus and the verifier of a profile, write its trajectories."""
@@ -73,10 +78,11 @@ def write_trajectories(profile: str, params: Trajectories, *, seed: int, device:
             )
         ):
             rows += shard
-            files |= {row["id"]: contexts_name(number) for row in shard if row["output_ids"]}
+            if params.keep_layers:
+                files |= {row["id"]: contexts_name(number) for row in shard if row["output_ids"]}
     with store.replace_folder(store.contexts_folder(profile)) as out:
-        for file in sorted(unfinished.glob("*.safetensors")):
-            shutil.copyfile(file, out / file.name)
+        for name in sorted(set(files.values())):
+            link_or_copy(unfinished / name, out / name)
         contexts.write_index(out, params.keep_layers, files)
     made_with = {"stamp": stamp, "profile": profile, "seed": seed, "params": asdict(params)}
     made_with["command"] = provenance.command()
@@ -107,7 +113,9 @@ def decode_shards(
         span = slice(start, start + params.shard_size)
         path = folder / f"shard_{number:05}.parquet"
         context = folder / contexts_name(number) if params.keep_layers else None
-        rows = finished_shard(path, ids[span]) if context is None or context.exists() else None
+        rows = finished_shard(path, ids[span])
+        if rows is not None and context is not None:
+            rows = rows if contexts.holds(context, [row["id"] for row in rows if row["output_ids"]]) else None
         if rows is not None:
             # Not this run's work: it must not count in the rate that the time left is told from.
             bar.initial += len(rows)
@@ -160,12 +168,22 @@ def finished_shard(path: Path, ids: Sequence[str]) -> list[dict[str, Any]] | Non
     return rows if [row["id"] for row in rows] == list(ids) else None
 
 
+def link_or_copy(source: Path, target: Path) -> None:
+    """A second name of a file where the file system has such; contexts are large."""
+    try:
+        os.link(source, target)
+    except OSError:
+        shutil.copyfile(source, target)
+
+
 def check_ids(path: Path, ids: Sequence[str]) -> None:
     """A corpus has prompts, and each has a name of its own: the name is the key of its noise."""
     if not ids:
         raise ValueError(f"{path}: no prompts; give <profile>.download.corpus a source with a size above 0")
     if repeated := sorted({name for name in ids if ids.count(name) > 1}):
         raise ValueError(f"{path}: ids come more than once: {', '.join(repeated[:5])}; run dvc repro corpus")
+    if "__metadata__" in ids:
+        raise ValueError(f"{path}: no prompt may be called __metadata__, which safetensors files keep for themselves")
 
 
 def check_prompts(path: Path, corpus: Sequence[dict[str, Any]], prompts: Sequence[list[int]], *, limit: int) -> None:

@@ -110,15 +110,15 @@ def test_self_selection_then_match(vocab, window, num_drafts):
 
 
 @pytest.mark.parametrize(("vocab", "window"), SIZES)
-@pytest.mark.parametrize("nodes", [1, 4, 7])
-def test_best_first_tree(vocab, window, nodes):
+@pytest.mark.parametrize(("nodes", "threshold"), [(1, 0.0), (4, 0.0), (7, 0.0), (7, 0.15), (7, 0.4)])
+def test_best_first_tree(vocab, window, nodes, threshold):
     verifier = Verifier(vocab, seed=vocab)
-    assert_lossless(
-        lambda prefix: match_law(
-            best_first(marginals(vocab, window, prefix).log(), nodes=nodes, width=2), verifier, prefix
-        ),
-        verifier,
-    )
+
+    def law(prefix):
+        logq_GV = marginals(vocab, window, prefix).log()
+        return match_law(best_first(logq_GV, nodes=nodes, width=2, threshold=threshold), verifier, prefix)
+
+    assert_lossless(law, verifier)
 
 
 def test_match_walks_to_coins():

@@ -1,6 +1,7 @@
 """Tries, best-first trees, ancestor tables."""
 
 import itertools
+import math
 import time
 
 import pytest
@@ -73,6 +74,17 @@ def test_best_first_is_best(seed, nodes):
     validate(tree)
     found = [tuple(tree.tokens_N[path_of(tree.parents, n)].tolist()) for n in range(len(tree.parents))]
     assert found == [prefix for _, prefix in brute_force_best(logq_GV, nodes)]
+
+
+@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize("threshold", [0.0, 0.02, 0.1, 0.3, 1.0])
+def test_best_first_stops_at_nodes_that_are_too_unlikely(seed, threshold):
+    logq_GV = random_q(3, 4, seed).float().log()
+    tree = best_first(logq_GV, nodes=12, width=4, threshold=threshold)
+    wanted = [prefix for log, prefix in brute_force_best(logq_GV, 12) if threshold == 0 or log >= math.log(threshold)]
+    found = [tuple(tree.tokens_N[path_of(tree.parents, n)].tolist()) for n in range(len(tree.parents))]
+    assert found == wanted
+    assert len(found) == 12 or threshold >= 0.1
 
 
 def test_best_first_limits():

@@ -27,6 +27,7 @@ from tests.stages.scripted import (
 
 G = 4
 WORDS = [word for word in range(VOCABULARY) if word % 3]
+CONFIG = "digest of the verifier's configuration"
 
 
 @torch.inference_mode()
@@ -182,6 +183,7 @@ def card_of(drafter: Drafter, tokenizer: str) -> DrafterCard:
         prefix=drafter.prefix,
         layers=drafter.layers,
         verifier_tokenizer=tokenizer,
+        verifier_config=CONFIG,
         vocab_size=VOCABULARY,
         draft_vocab_size=len(drafter.d2t),
         parameters=sum(p.numel() for p in drafter.trained()),
@@ -216,6 +218,7 @@ for word in sys.argv[1:]:
     embedding = verifier.get_input_embeddings()
     for packed in (False, True):
         settings = {"embedding": embedding, "tokenizer": name, "dtype": torch.float32, "packed": packed}
+        settings |= {"config": "digest of the verifier's configuration"}
         drafter, card = load_drafter(folder / "drafter", **settings)
         assert (drafter.prefix, drafter.layers) == (card.prefix, card.layers) == (prefix, (1,))
         assert drafter.body.embed_tokens is embedding
@@ -241,7 +244,7 @@ def test_saved_files_and_refusals(tmp_path):
     card = read_card(folder)
     assert card == card_of(drafter, card.verifier_tokenizer)
     embedding = load_causal_lm(tmp_path / "verifier", torch.float32).get_input_embeddings()
-    settings = {"embedding": embedding, "dtype": torch.float32}
+    settings = {"embedding": embedding, "dtype": torch.float32, "config": CONFIG}
     with pytest.raises(ValueError, match="another tokenizer"):
         load_drafter(folder, tokenizer="other", **settings)
     with pytest.raises(ValueError, match=r"drafter\.json: no drafter here"):
@@ -252,3 +255,17 @@ def test_saved_files_and_refusals(tmp_path):
     (folder / "config.json").write_text(config)
     with pytest.raises(ValueError, match="too many"):
         load_drafter(folder, tokenizer=card.verifier_tokenizer, **settings)
+
+
+@pytest.mark.parametrize("prefix", ["own", "verifier"])
+def test_a_drafter_that_reads_the_cache_is_for_one_verifier(tmp_path, prefix):
+    """One with a prefix of its own drafts for every verifier that speaks its ids."""
+    drafter = tiny_drafter(layers=[1], words=WORDS, prefix=prefix)
+    save_drafter(tmp_path, drafter, card_of(drafter, "words"))
+    settings = {"embedding": causal_lm().get_input_embeddings(), "tokenizer": "words", "dtype": torch.float32}
+    load_drafter(tmp_path, config=CONFIG, **settings)
+    if prefix == "own":
+        load_drafter(tmp_path, config="other", **settings)
+    else:
+        with pytest.raises(ValueError, match="reads the cache of another verifier"):
+            load_drafter(tmp_path, config="other", **settings)

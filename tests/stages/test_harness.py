@@ -226,9 +226,10 @@ def test_texts_are_the_same_with_and_without_the_yardstick(every, tokens, end):
     assert row["yardstick_s"] == pytest.approx(sum(laps))
 
 
-def test_the_drafter_goes_on_after_a_yardstick():
-    """Its cache is not the verifier's: rolling one back must not touch the other."""
-    prompt, drafter = PROMPTS[1], tiny_drafter()
+@pytest.mark.parametrize("prefix", ["own", "verifier"])
+def test_the_drafter_goes_on_after_a_yardstick(prefix):
+    """A cache of its own is not rolled back with the verifier's; one it borrows holds the same rows again."""
+    prompt, drafter = PROMPTS[1], tiny_drafter(prefix=prefix)
     counts = []
     for every in (1, 99):
         engine = engine_of(tiny_verifier(), temperature=0.7, limit=20)

@@ -9,7 +9,7 @@ from kernels import sampling
 from kernels.cache import KVCache
 from kernels.tree import depths, prefix_trie
 from stages.common.tiny import VOCABULARY
-from stages.evaluate.drafting import WindowMethod, sample_drafts
+from stages.evaluate.drafting import sample_drafts
 from stages.evaluate.engine import Sampling, State, Text
 from stages.evaluate.harness import Shared, greedy_or_match
 from stages.evaluate.parts import method_module
@@ -39,12 +39,12 @@ SHAPES = [
 ]
 
 
-def method_of(name, drafter, *, gamma=4, drafts=2, nodes=8, temperature=1.0, width=4):
+def method_of(name, drafter, *, gamma=4, drafts=2, nodes=8, temperature=1.0, width=4, threshold=0.0):
     module = method_module(name)
     settings = {
         "vanilla": {"drafter": None},
         "specdiff": {"drafter": "adapt", "gamma": gamma, "temperature": temperature},
-        "specdiff2_tree": {"drafter": "streak", "gamma": gamma, "nodes": nodes, "width": width},
+        "specdiff2_tree": {"drafter": "", "gamma": gamma, "nodes": nodes, "width": width, "threshold": threshold},
     }
     chosen = settings.get(name, {"drafter": "streak", "gamma": gamma, "drafts": drafts, "temperature": temperature})
     return module.build(module.Params(**chosen), drafter)
@@ -62,29 +62,25 @@ def check(verifier, drafter, name, prompt, *, temperature, limit=10, **shape):
 @pytest.fixture(scope="module", params=KINDS, ids=lambda kind: f"{kind[0]}-{'tied' if kind[1] else 'untied'}")
 def pair(request):
     kind, tied = request.param
+    number = KINDS.index(request.param)
     own = [tiny_drafter(kind, tied), tiny_drafter(kind, tied, layers=[1], words=SOME_WORDS)]
-    fed = [
-        tiny_drafter(kind, tied, layers=[1], words=SOME_WORDS, prefix="verifier"),
-        tiny_drafter(kind, tied, prefix="verifier"),
-    ]
-    return tiny_verifier(kind, tied), own, fed
+    part = {"layers": [1], "words": SOME_WORDS} if number % 2 else {}
+    return tiny_verifier(kind, tied), [*own, tiny_drafter(kind, tied, prefix="verifier", **part)], number
 
 
 @pytest.mark.parametrize(
     ("name", "temperature"),
     [(name, temperature) for name in ("vanilla", *MATCHING) for temperature in (0.0, 0.7, 1.3)] + [("specdiff", 0.0)],
 )
-@pytest.mark.parametrize("prefix", ["own", "verifier"])
-def test_every_method_equals_vanilla(pair, name, temperature, prefix):
-    verifier, own, fed = pair
-    accepted = 0
-    start = ["vanilla", "specdiff", *MATCHING].index(name) + round(10 * temperature) + (prefix == "verifier")
-    for turn in range(2):
-        gamma, drafts, nodes, length = SHAPES[(start + 3 * turn) % len(SHAPES)]
-        drafter = (own if prefix == "own" else fed)[turn]
+def test_every_method_equals_vanilla(pair, name, temperature):
+    """With prefixes of their own at two shapes, and with the verifier's at another one for each kind."""
+    verifier, drafters, number = pair
+    start = ["vanilla", "specdiff", *MATCHING].index(name) + round(10 * temperature)
+    for turn, drafter in enumerate([None] if name == "vanilla" else drafters):
+        gamma, drafts, nodes, length = SHAPES[(start + (1 + number if turn == 2 else 3 * turn)) % len(SHAPES)]
         cycles = check(
             verifier,
-            None if name == "vanilla" else drafter,
+            drafter,
             name,
             prompt_of(length, seed=length),
             temperature=temperature,
@@ -92,12 +88,22 @@ def test_every_method_equals_vanilla(pair, name, temperature, prefix):
             drafts=drafts,
             nodes=nodes,
         )
-        accepted += sum(cycle.accepted for cycle in cycles)
         assert all(cycle.nodes <= max(nodes, gamma * drafts) for cycle in cycles)
-    if name == "vanilla":
-        assert accepted == 0
-    elif name == "specdiff2_tree" and temperature == 0:
-        assert accepted > 0, "the drafter is the verifier at j = 1"
+        if drafter is None:
+            assert all(cycle.accepted == 0 for cycle in cycles)
+        elif drafter.layers == (0, 1) and name == "specdiff2_tree" and temperature == 0:
+            assert all(cycle.accepted > 0 for cycle in cycles if cycle.nodes), "the verifier itself at j = 1"
+
+
+@pytest.mark.parametrize("temperature", [0.0, 0.7])
+def test_a_tree_with_a_threshold_is_small_where_the_drafter_is_unsure(temperature):
+    sizes = Counter()
+    for threshold in (0.05, 0.3, 1.0):
+        drafter, prompt = tiny_drafter(prefix="verifier"), prompt_of(9)
+        shape = {"gamma": 4, "nodes": 12, "width": 6, "threshold": threshold}
+        cycles = check(tiny_verifier(), drafter, "specdiff2_tree", prompt, temperature=temperature, limit=30, **shape)
+        sizes[threshold] = sum(cycle.nodes for cycle in cycles) / len(cycles)
+    assert sizes[0.05] > sizes[0.3] > sizes[1.0] == 0
 
 
 def test_a_fed_drafter_sees_what_a_drafter_with_every_layer_sees():
@@ -172,7 +178,7 @@ def state_of(ids, *, max_depth=9, temperature=0.7, key=11):
 def test_the_window_never_reaches_past_a_limit():
     drafter = tiny_drafter()
     drafter.context_limit = 10
-    method = WindowMethod(drafter, gamma=4)
+    method = method_of("specdiff2_tree", drafter, gamma=4)
     assert [method.window(state_of(prompt_of(n))) for n in (5, 7, 8, 10, 11, 15)] == [4, 4, 3, 1, 0, 0]
     assert [method.window(state_of(prompt_of(5), max_depth=d)) for d in (0, 1, 4, 5)] == [0, 1, 4, 4]
 

@@ -1,9 +1,12 @@
 """Verifiers score as transformers does, over explicit rows; what cannot be run right is refused by name."""
 
+from copy import deepcopy
+
 import pytest
 import torch
 import torch.nn.functional as F
 from torch import nn
+from transformers import SmolLM3Config, SmolLM3ForCausalLM
 
 from kernels.window import causal_mask
 from stages.common import tiny
@@ -126,7 +129,7 @@ def test_heads_that_scale_or_cap_their_scores_are_refused(name, value):
 
 @pytest.mark.parametrize("layers", [[], [2], [-1], [0, 5]])
 def test_pruning_names_layers_that_are_not_there(layers):
-    with pytest.raises(ValueError, match=r"adapt\.layers.*has 2"):
+    with pytest.raises(ValueError, match=r"adapt\.layers: .* must be layers of the verifier, 0 to 1"):
         pruned_body(causal_lm(), layers)
 
 
@@ -142,6 +145,27 @@ def test_pruning_keeps_the_layers_named_and_leaves_the_verifier_alone():
         assert torch.equal(kept, source), name
         assert kept.data_ptr() != source.data_ptr(), "training the drafter must not train the verifier"
     assert all(torch.equal(v, before[k]) for k, v in model.state_dict().items())
+
+
+@torch.inference_mode()
+def test_pruning_keeps_the_settings_of_the_layers_it_keeps():
+    """SmolLM3 rotates no keys in some layers: a pruned copy scores as the model does with its other layers left out."""
+    config = SmolLM3Config(
+        **{"vocab_size": 40, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 4, "pad_token_id": 0},
+        **{"num_attention_heads": 4, "num_key_value_heads": 2, "no_rope_layers": [1, 0, 1, 0]},
+    )
+    torch.manual_seed(0)
+    model = SmolLM3ForCausalLM(config).eval()
+    for layers in ([1, 2], [2], [3]):
+        body = pruned_body(model, layers)
+        assert body.config.no_rope_layers == [config.no_rope_layers[layer] for layer in layers]
+        cut = deepcopy(model)
+        cut.model.layers = nn.ModuleList(cut.model.layers[layer] for layer in layers)
+        cut.config.num_hidden_layers = len(layers)
+        for index, layer in enumerate(cut.model.layers):
+            layer.self_attn.layer_idx = index
+        ids = torch.tensor([prompt_of(7, seed=1)]) % 40
+        torch.testing.assert_close(body(ids).last_hidden_state, cut.model(ids).last_hidden_state, rtol=0, atol=1e-5)
 
 
 def test_dtype_names():

@@ -17,7 +17,7 @@ from stages.common.contexts import Contexts, write_index, write_shard
 from stages.common.optimizers import Muon, optimizers, rate
 from stages.common.tiny import VOCABULARY
 from stages.common.training import Texts, Training, curve_csv, train, validate
-from stages.common.validation import tree_length
+from stages.common.validation import Validation, tree_length
 from stages.common.windows import Example
 from stages.evaluate.methods import specdiff2_tree
 from tests.stages.scripted import cached_rows, engine_of, prompt_of, tiny_drafter, tiny_verifier, vanilla_text
@@ -38,12 +38,10 @@ BASE = Training(
     final_lr=0.1,
     clip=1.0,
     full_mask_share=0.5,
-    validation=0.1,
-    validation_windows=3,
-    tree_nodes=6,
     evaluate_every=4,
     checkpoint_every=3,
 )
+V = Validation(share=0.1, windows=3, tree_nodes=6)
 
 
 def settings(**changed):
@@ -82,6 +80,7 @@ def memorised(tmp_path_factory):
         Texts(found, found),
         objectives.masked_ce,
         t,
+        V,
         seed=0,
         scratch=tmp_path_factory.mktemp("scratch"),
         keep=lambda step: kept.setdefault(step, deepcopy(drafter)),
@@ -91,7 +90,8 @@ def memorised(tmp_path_factory):
 
 def real_acceptance(drafter, found, *, window=G):
     """Cycles of the real decode loop over the texts, drafting the arg-max chain."""
-    method = specdiff2_tree.build(specdiff2_tree.Params(drafter="", gamma=window, nodes=window, width=1), drafter)
+    chain = specdiff2_tree.Params(drafter="", gamma=window, nodes=window, width=1, threshold=0.0)
+    method = specdiff2_tree.build(chain, drafter)
     cycles = []
     for e in found:
         engine = engine_of(tiny_verifier(), temperature=1.3, limit=len(e.ids) - e.prompt_length)
@@ -134,25 +134,22 @@ def test_the_real_loop_accepts_at_every_place_what_training_rows_promise(memoris
             seen.add(cycle.accepted)
             place += cycle.accepted + 1
     assert len(seen) > 2
-    every_place = replace(t, validation_windows=len(found[0].anchors))
-    estimate = float(validate(drafter, Texts([], found), every_place, seed=0)["streak"])
+    every_place = replace(V, windows=len(found[0].anchors))
+    estimate = float(validate(drafter, Texts([], found), t, every_place, seed=0)["streak"])
     assert estimate == pytest.approx(sum(promised) / len(promised), abs=1e-5)
 
 
 def test_real_acceptance_is_within_a_tenth_of_the_estimate(memorised):
     drafter, _, found, _, t = memorised
-    estimate = float(
-        validate(drafter, Texts([], found), replace(t, validation_windows=len(found[0].anchors)), seed=0)["streak"]
-    )
+    every_place = replace(V, windows=len(found[0].anchors))
+    estimate = float(validate(drafter, Texts([], found), t, every_place, seed=0)["streak"])
     cycles = real_acceptance(drafter, found)
     assert sum(cycle.accepted for cycle in cycles) / len(cycles) == pytest.approx(estimate, rel=0.1)
 
 
-def validation_by_hand(drafter, found, t):
+def validation_by_hand(drafter, found, v):
     """(streak, sampled streak, depth in the tree, share right to depth j) of the windows, by decoding passes."""
-    batch = windows.collate(
-        found, drafter, None, windows=t.validation_windows, window=G, full_mask_share=1.0, seed=0, step=0
-    )
+    batch = windows.collate(found, drafter, None, windows=v.windows, window=G, full_mask_share=1.0, seed=0, step=0)
     streaks, sampled, in_tree, depths = [], [], [], torch.zeros(G)
     for e, anchors in zip(found, batch.layout.target_BWG[:, :, 0].tolist(), strict=True):
         for anchor in anchors:
@@ -168,7 +165,7 @@ def validation_by_hand(drafter, found, t):
                 streak += alive
                 depths[j] += alive
             words = drafter.t2d[list(e.ids[anchor : anchor + G])].tolist()
-            child_of = children(best_first(logq_GV, nodes=t.tree_nodes, width=t.tree_nodes))
+            child_of = children(best_first(logq_GV, nodes=v.tree_nodes, width=v.tree_nodes))
             row, depth = 0, 0
             while depth < len(words) and words[depth] in child_of[row]:
                 row, depth = child_of[row][words[depth]] + 1, depth + 1
@@ -182,9 +179,9 @@ def validation_by_hand(drafter, found, t):
 @torch.no_grad()
 def test_validation_is_acceptance_by_hand(memorised):
     _, drafter, found, _, t = memorised
-    t = replace(t, validation_windows=9)
-    row = validate(drafter, Texts([], found), t, seed=0)
-    streak, sampled, in_tree, depths = validation_by_hand(drafter, found, t)
+    v = replace(V, windows=9)
+    row = validate(drafter, Texts([], found), t, v, seed=0)
+    streak, sampled, in_tree, depths = validation_by_hand(drafter, found, v)
     assert row["streak"] == pytest.approx(streak)
     assert row["sampled_streak"] == pytest.approx(sampled, abs=1e-4)
     assert [row[f"accept_{j + 1}"] for j in range(G)] == pytest.approx(depths)
@@ -194,10 +191,10 @@ def test_validation_is_acceptance_by_hand(memorised):
 
 @torch.no_grad()
 def test_validation_stops_at_words_that_cannot_be_drafted():
-    found, t = texts(2), settings(validation_windows=8)
+    found, v = texts(2), replace(V, windows=8)
     drafter = tiny_drafter(words=[w for w in range(VOCABULARY) if w % 5])
-    row = validate(drafter, Texts([], found), t, seed=0)
-    streak, sampled, in_tree, _ = validation_by_hand(drafter, found, t)
+    row = validate(drafter, Texts([], found), settings(), v, seed=0)
+    streak, sampled, in_tree, _ = validation_by_hand(drafter, found, v)
     assert row["streak"] == pytest.approx(streak)
     assert row["tree"] == pytest.approx(in_tree)
     assert row["sampled_streak"] == pytest.approx(sampled, abs=1e-4)
@@ -208,7 +205,7 @@ def test_validation_stops_at_words_that_cannot_be_drafted():
 def test_nothing_held_out_can_be_drafted():
     found, t = texts(2), settings()
     used = {token for e in found for token in e.ids}
-    row = validate(tiny_drafter(words=set(range(VOCABULARY)) - used), Texts([], found), t, seed=0)
+    row = validate(tiny_drafter(words=set(range(VOCABULARY)) - used), Texts([], found), t, V, seed=0)
     assert row["loss"] is None
     assert row["streak"] == row["sampled_streak"] == row["tree"] == 0
 
@@ -236,7 +233,7 @@ def test_overfit_gate_of_a_fed_drafter(tmp_path):
     drafter = student(layers=[1], prefix="verifier")
     t = settings(steps=60, sequences=1, windows=24, full_mask_share=1.0, checkpoint_every=999, evaluate_every=60)
     contexts = contexts_of(found, tmp_path, [1])
-    rows = train(drafter, Texts(found, found, contexts), objectives.masked_ce, t, seed=0, scratch=tmp_path)
+    rows = train(drafter, Texts(found, found, contexts), objectives.masked_ce, t, V, seed=0, scratch=tmp_path)
     drafter.eval()
     cycles = real_acceptance(drafter, found)
     assert all(cycle.accepted == cycle.proposed for cycle in cycles)
@@ -260,7 +257,7 @@ def run(folder, *, kill_after=None, **changed):
         return objectives.masked_ce(log_q_WG, valid_WG, weights_WG)
 
     folder.mkdir(exist_ok=True)
-    rows = train(drafter, Texts(found[:4], found[4:]), objective, t, seed=7, scratch=folder)
+    rows = train(drafter, Texts(found[:4], found[4:]), objective, t, V, seed=7, scratch=folder)
     return [p.detach().clone() for p in drafter.trained()], rows, len(losses) // t.accumulation
 
 
@@ -285,7 +282,7 @@ def test_training_moves_every_weight_and_not_the_embedding(tmp_path):
     drafter = student(layers=[1])
     before = {name: p.detach().clone() for name, p in drafter.named_parameters()}
     found = texts(3, output=8)
-    train(drafter, Texts(found[:2], found[2:]), objectives.masked_ce, settings(), seed=0, scratch=tmp_path)
+    train(drafter, Texts(found[:2], found[2:]), objectives.masked_ce, settings(), V, seed=0, scratch=tmp_path)
     same = {name for name, p in drafter.named_parameters() if torch.equal(p, before[name])}
     assert same == {"body.embed_tokens.weight"}
 
@@ -297,7 +294,7 @@ def test_accumulation_is_one_bigger_batch(tmp_path):
     for number, (sequences, accumulation) in enumerate(((4, 1), (2, 2), (1, 4))):
         t = settings(sequences=sequences, accumulation=accumulation, windows=1, full_mask_share=1.0, steps=3)
         (tmp_path / str(number)).mkdir()
-        rows = train(student(), Texts(found, found), objectives.masked_ce, t, seed=0, scratch=tmp_path / str(number))
+        rows = train(student(), Texts(found, found), objectives.masked_ce, t, V, seed=0, scratch=tmp_path / str(number))
         losses.append([row["loss"] for row in rows if row["split"] == "train"])
     assert losses[1] == pytest.approx(losses[0], rel=1e-3)
     assert losses[2] == pytest.approx(losses[0], rel=1e-3)
@@ -307,7 +304,7 @@ def test_the_curve_counts_steps_tokens_and_windows(tmp_path):
     found, kept = texts(3, output=8), []
     t = settings(steps=6, accumulation=2)
     rows = train(
-        student(), Texts(found[:2], found[2:]), objectives.masked_ce, t, seed=0, scratch=tmp_path, keep=kept.append
+        student(), Texts(found[:2], found[2:]), objectives.masked_ce, t, V, seed=0, scratch=tmp_path, keep=kept.append
     )
     assert [row["step"] for row in rows if row["split"] == "train"] == [1, 2, 3, 4, 5, 6]
     assert [row["step"] for row in rows if row["split"] == "valid"] == [0, 4, 6]
@@ -329,6 +326,7 @@ def test_a_loss_that_is_no_number_stops_the_run(tmp_path):
             Texts(found[:2], found[2:]),
             lambda log_q_WG, valid_WG, weights_WG: objectives.masked_ce(log_q_WG, valid_WG) * torch.nan,
             settings(),
+            V,
             seed=0,
             scratch=tmp_path,
         )
@@ -388,5 +386,7 @@ def test_schedule_warms_up_linearly_and_falls_by_a_cosine():
 
 
 def test_code_that_a_resumed_run_depends_on_is_named():
-    assert {path.name for path in training.CODE} >= {"training.py", "windows.py", "drafters.py", "objectives.py"}
+    names = {path.name for path in training.CODE}
+    assert names >= {"training.py", "optimizers.py", "validation.py", "windows.py", "contexts.py", "drafters.py"}
+    assert names >= {"models.py", "cache.py", "objectives.py", "tree.py", "window.py"}
     assert all(path.is_file() for path in training.CODE)

@@ -3,7 +3,6 @@
 import json
 import os
 import shutil
-import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -33,13 +32,13 @@ SECTION = {
 TEXTS = [f"{'word ' * (i * 5 % 7)}question {i}" for i in range(14)]
 RUN = entry.Run(profile="tiny", words={})
 
-# Ends itself, without any clean-up, at the n-th time a file is put in its place.
+# Folders and numbers n: a run in each folder that ends itself, without any clean-up, as it puts its n-th file in place.
 KILLED = """
 import os, signal, sys
 from stages.common import entry, store
 from stages.trajectories.__main__ import main
 
-whole, left = os.replace, int(sys.argv.pop())
+whole, left = os.replace, 0
 
 def replace(*paths):
     global left
@@ -49,7 +48,14 @@ def replace(*paths):
     whole(*paths)
 
 store.os.replace = replace
-entry.run(main, argv=sys.argv[1:])
+for folder, moment in zip(sys.argv[1::2], sys.argv[2::2]):
+    child = os.fork()
+    if child == 0:
+        os.chdir(folder)
+        left = int(moment)
+        entry.run(main, argv=["tiny"])
+        os._exit(0)
+    assert os.waitpid(child, 0)[1] == signal.SIGKILL, folder
 """
 
 
@@ -67,12 +73,16 @@ def write_params(**changes):
     Path(params.PARAMS).write_text(json.dumps({"seed": 3, "tiny": tiny}))  # JSON is YAML
 
 
-@pytest.fixture
-def place(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
+def prepare():
     save_tiny(store.verifier_folder("tiny"), build_tiny("llama", seed=1))
     write_corpus(TEXTS)
     write_params()
+
+
+@pytest.fixture
+def place(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    prepare()
     return tmp_path
 
 
@@ -131,20 +141,36 @@ def test_output_follows_the_contract(place):
     assert not shards(), "the resume state goes once the output is there"
 
 
-@pytest.mark.parametrize(("moment", "saved"), [(5, 2), (6, 2), (9, 4), (10, 4)])
-def test_a_killed_run_goes_on_and_gives_the_same_bytes(place, monkeypatch, moment, saved):
-    """Killed while the third shard's contexts, the shard itself, or one of the outputs is being put in place."""
-    main(RUN)
-    undisturbed = output()
-    store.trajectories_file("tiny").unlink()
-    shutil.rmtree(store.contexts_folder("tiny"))
-    killed = subprocess.run(
-        [sys.executable, "-c", KILLED, "tiny", str(moment)],
+# The file being put in place: the third shard's contexts, the shard itself, the index of contexts, the trajectories.
+KILLS = {5: 2, 6: 2, 9: 4, 10: 4}  # its number -> shards that are whole by then
+
+
+@pytest.fixture(scope="module")
+def killed(tmp_path_factory):
+    """(output of an undisturbed run, folder of a killed run by its moment)."""
+    folders = {moment: tmp_path_factory.mktemp(f"killed_at_{moment}") for moment in KILLS}
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(tmp_path_factory.mktemp("undisturbed"))
+        prepare()
+        for folder in folders.values():
+            shutil.copytree(".", folder, dirs_exist_ok=True)
+        main(RUN)
+        undisturbed = output()
+    run = subprocess.run(
+        [sys.executable, "-c", KILLED, *(str(word) for moment, folder in folders.items() for word in (folder, moment))],
         env=os.environ | {"PYTHONPATH": str(ROOT)},
         capture_output=True,
         text=True,
     )
-    assert killed.returncode == -signal.SIGKILL, killed.stderr
+    assert run.returncode == 0, run.stderr
+    return undisturbed, folders
+
+
+@pytest.mark.parametrize("moment", KILLS)
+def test_a_killed_run_goes_on_and_gives_the_same_bytes(killed, monkeypatch, moment):
+    undisturbed, folders = killed
+    monkeypatch.chdir(folders[moment])
+    saved = KILLS[moment]
     assert not store.trajectories_file("tiny").exists()
     assert list(Path("data").rglob(".*.partial")), "the kill came with a file half-way"
     assert len(shards()) == saved
@@ -166,11 +192,16 @@ def test_a_damaged_shard_is_decoded_again(place, monkeypatch, cut):
     assert output() == undisturbed
 
 
-def test_a_shard_without_its_contexts_is_decoded_again(place, monkeypatch):
+@pytest.mark.parametrize("damage", ["absent", "cut", "of another shard"])
+def test_a_shard_without_its_contexts_is_decoded_again(place, monkeypatch, damage):
     main(RUN)
     undisturbed = output()
     interrupted(monkeypatch, after=2)
-    next(Path("data/scratch").rglob("*.safetensors")).unlink()
+    first, second = sorted(Path("data/scratch").rglob("*.safetensors"))
+    content = {"cut": first.read_bytes()[:-1], "of another shard": second.read_bytes()}
+    first.unlink()
+    if damage in content:
+        first.write_bytes(content[damage])
     main(RUN)
     assert output() == undisturbed
 
@@ -194,19 +225,16 @@ def test_nothing_is_kept_where_no_layer_is_named(place):
         Contexts(folder, [1])
 
 
+def test_a_layer_that_is_named_twice(place):
+    write_params(keep_layers=[1, 1])
+    with pytest.raises(ValueError, match=r"tiny\.trajectories: keep_layers: \[1, 1\] names a layer twice"):
+        main(RUN)
+
+
 def test_a_layer_the_verifier_does_not_have(place):
     write_params(keep_layers=[1, 2])
     with pytest.raises(ValueError, match=r"keep_layers: \[1, 2\] are not layers of a model with 2"):
         main(RUN)
-
-
-def test_a_damaged_file_of_contexts_is_named(place):
-    main(RUN)
-    folder = store.contexts_folder("tiny")
-    for path in folder.glob("*.safetensors"):
-        path.write_bytes(path.read_bytes()[:40])
-    with pytest.raises(ValueError, match=r"00000\.safetensors: damaged .* run dvc repro trajectories"):
-        Contexts(folder, [1])["c/0"]
 
 
 @pytest.mark.parametrize("change", ["params", "corpus", "verifier"])
@@ -240,6 +268,7 @@ def test_shard_and_batch_size_change_no_text(place):
     [
         ([], [], "corpus.parquet: no prompts"),
         (["a", "b", "c"], ["x", "y", "x"], "corpus.parquet: ids come more than once: x"),
+        (["a", "b"], ["x", "__metadata__"], "no prompt may be called __metadata__"),
         (["a", "b", "a"], ["x", "y", "z"], "prompts 'x' and 'z' are the same text"),
         (["a", "b" * 300], ["x", "y"], "prompt 'y' has 3.. tokens, the verifier's context 256"),
     ],

@@ -58,12 +58,10 @@ def test_split_is_by_prompt_and_the_same_every_time():
         assert side == {e.id for e in held} & {e.id for e in some}, "a text's side does not depend on the others"
 
 
-@pytest.mark.parametrize("share", [0.0, 1.0])
-def test_split_leaves_one_text_on_either_side(share):
-    training, held = windows.split_by_prompt([example("a"), example("b")], share=share, seed=0)
-    assert (len(training), len(held)) == (1, 1)
-    with pytest.raises(ValueError, match="at least two"):
-        windows.split_by_prompt([example()], share=share, seed=0)
+@pytest.mark.parametrize(("share", "counts"), [(0.0, "2 of 2 .* train on and 0"), (1.0, "0 of 2 .* train on and 2")])
+def test_a_split_without_a_text_on_either_side_is_an_error(share, counts):
+    with pytest.raises(ValueError, match=rf"params.yaml: validation.share: {share} leaves {counts}"):
+        windows.split_by_prompt([example("a"), example("b")], share=share, seed=0)
 
 
 def test_draft_vocabulary_is_the_most_frequent_output_words():

@@ -1,6 +1,8 @@
 """Ours.
 
-The best deterministic tree of N nodes under the marginals, in order of the product of q along the path; Match.
+The best deterministic tree of up to N nodes under the marginals, in order of the product of q along the path; Match.
+A node is worth a row of the verifier's pass only if the product, the drafter's chance for it, pays for the row: where
+the drafter is unsure the tree is small.
 """
 
 from dataclasses import dataclass
@@ -10,7 +12,7 @@ from torch import Tensor
 
 from kernels import tree
 from stages.common.drafters import Drafter
-from stages.common.params import Count
+from stages.common.params import Count, Share
 from stages.evaluate.drafting import WindowMethod
 from stages.evaluate.engine import Proposal, State
 
@@ -21,8 +23,9 @@ RULE = "match"
 class Params:
     drafter: str
     gamma: Count  # window G: the deepest a node can be
-    nodes: Count  # N
+    nodes: Count  # N, at most
     width: Count  # words tried at each depth
+    threshold: Share  # smallest product of q along a node's path
 
 
 class SpecDiff2Tree(WindowMethod):
@@ -32,7 +35,8 @@ class SpecDiff2Tree(WindowMethod):
 
     def proposal(self, logits_GVd: Tensor, state: State) -> Proposal:
         logq_GVd = torch.log_softmax(logits_GVd, -1)
-        best = tree.best_first(logq_GVd, nodes=self.params.nodes, width=self.params.width)
+        p = self.params
+        best = tree.best_first(logq_GVd, nodes=p.nodes, width=p.width, threshold=p.threshold)
         return Proposal(best._replace(tokens_N=self.words(best.tokens_N)))
 
 
