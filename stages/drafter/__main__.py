@@ -7,15 +7,22 @@ Writes  data/<profile>/drafts_with/<method>.json
 Params  <profile>.evaluate.<method>
 
 The manifest carries the hash of the drafter's folder. Cells depend on the manifest, so a retrained drafter reruns the
-cells of its own methods and no others, and which drafter a method uses is a value in params.yaml.
+cells of its own methods and no others, and which drafter a method uses is a value in params.yaml. A method that drafts
+without a model has null there, and a manifest that says so.
 """
+
+from typing import cast
 
 from stages.common import entry, store
 from stages.common.params import keys_at, load
 
 
 def main(run: entry.Run) -> None:
-    name = load(str, run.profile, "evaluate", run.method, "drafter")
+    name = load(cast("type[str | None]", str | None), run.profile, "evaluate", run.method, "drafter")
+    path = store.manifest_file(run.profile, run.method)
+    if name is None:
+        store.write_json(path, {"method": run.method, "drafter": None})
+        return
     folder = store.drafter_folder(run.profile, name)
     if not folder.exists():
         known = sorted(path.name for path in folder.parent.iterdir()) if folder.parent.exists() else []
@@ -29,7 +36,7 @@ def main(run: entry.Run) -> None:
         "folder": folder.as_posix(),
         "sha256": store.sha256_folder(folder),
     }
-    store.write_json(store.manifest_file(run.profile, run.method), manifest)
+    store.write_json(path, manifest)
 
 
 if __name__ == "__main__":

@@ -33,11 +33,13 @@ def load_models(profile: str, device: entry.Device) -> tuple[Verifier, Tokenizer
 def method_drafter(
     profile: str, method: str, verifier: Verifier, tokenizer: Tokenizer, device: entry.Device
 ) -> tuple[Drafter | None, DrafterCard | None]:
-    """The drafter that the method's manifest pins, checked against its hash; none for vanilla."""
+    """The drafter that the method's manifest pins, checked against its hash; none for a method without one."""
     if method == VANILLA:
         return None, None
     path = store.manifest_file(profile, method)
     manifest = store.read_json(path)
+    if manifest["drafter"] is None:
+        return None, None
     folder = Path(manifest["folder"])
     if not folder.exists() or store.sha256_folder(folder) != manifest["sha256"]:
         raise ValueError(f"{folder}: not the drafter that {path} pins; run dvc repro drafter")

@@ -25,6 +25,8 @@ from tests.stages.scripted import (
 )
 
 MATCHING = ("specdiff2", "specdiff2_trie", "specdiff2_tree")
+MODELLESS = ("vanilla", "prompt_lookup")
+ABLATIONS = ("specdiff2_train", "specdiff2_test")
 SOME_WORDS = [word for word in range(VOCABULARY) if word % 3]
 # (window, drafts, nodes, prompt length): every window 1 .. 8, every K 1 .. 4, trees of 1 to 16 nodes
 SHAPES = [
@@ -43,6 +45,8 @@ def method_of(name, drafter, *, gamma=4, drafts=2, nodes=8, temperature=1.0, wid
     module = method_module(name)
     settings = {
         "vanilla": {"drafter": None},
+        "prompt_lookup": {"drafter": None, "gamma": gamma, "longest": drafts, "shortest": 1},
+        "specdiff2_train": {"drafter": "streak", "gamma": gamma, "temperature": temperature},
         "specdiff": {"drafter": "adapt", "gamma": gamma, "temperature": temperature},
         "specdiff2_tree": {"drafter": "", "gamma": gamma, "nodes": nodes, "width": width, "threshold": threshold},
     }
@@ -70,13 +74,14 @@ def pair(request):
 
 @pytest.mark.parametrize(
     ("name", "temperature"),
-    [(name, temperature) for name in ("vanilla", *MATCHING) for temperature in (0.0, 0.7, 1.3)] + [("specdiff", 0.0)],
+    [(name, temperature) for name in (*MODELLESS, *MATCHING) for temperature in (0.0, 0.7, 1.3)]
+    + [("specdiff", 0.0), ("specdiff2_train", 0.7), ("specdiff2_test", 1.3)],
 )
 def test_every_method_equals_vanilla(pair, name, temperature):
     """With prefixes of their own at two shapes, and with the verifier's at another one for each kind."""
     verifier, drafters, number = pair
-    start = ["vanilla", "specdiff", *MATCHING].index(name) + round(10 * temperature)
-    for turn, drafter in enumerate([None] if name == "vanilla" else drafters):
+    start = ["specdiff", *MODELLESS, *MATCHING, *ABLATIONS].index(name) + round(10 * temperature)
+    for turn, drafter in enumerate([None] if name in MODELLESS else drafters):
         gamma, drafts, nodes, length = SHAPES[(start + (1 + number if turn == 2 else 3 * turn)) % len(SHAPES)]
         cycles = check(
             verifier,
@@ -89,10 +94,18 @@ def test_every_method_equals_vanilla(pair, name, temperature):
             nodes=nodes,
         )
         assert all(cycle.nodes <= max(nodes, gamma * drafts) for cycle in cycles)
-        if drafter is None:
+        if name == "vanilla":
             assert all(cycle.accepted == 0 for cycle in cycles)
-        elif drafter.layers == (0, 1) and name == "specdiff2_tree" and temperature == 0:
+        elif drafter is not None and drafter.layers == (0, 1) and name == "specdiff2_tree" and temperature == 0:
             assert all(cycle.accepted > 0 for cycle in cycles if cycle.nodes), "the verifier itself at j = 1"
+
+
+def test_prompt_lookup_is_accepted_whole_where_a_text_repeats_itself():
+    counting = TableVerifier(torch.eye(7).roll(1, 1) * 50)  # 0, 1, .. 6, 0, 1, ..
+    text = engine_of(counting, limit=30).decode(list(range(7)), method_of("prompt_lookup", None), prompt_id="p")
+    assert text.output_ids == [i % 7 for i in range(30)]
+    assert [cycle.accepted for cycle in text.cycles] == [4, 4, 4, 4, 4, 3]
+    assert all(cycle.proposed == cycle.accepted for cycle in text.cycles)
 
 
 @pytest.mark.parametrize("temperature", [0.0, 0.7])
@@ -326,7 +339,7 @@ def test_only_leviathan_at_a_temperature_has_coins_of_its_own():
         yardstick_tokens=1,
         excuse_multiple=0,
     )
-    rules = {name: method_module(name).RULE for name in ("vanilla", "specdiff", *MATCHING)}
+    rules = {name: method_module(name).RULE for name in ("specdiff", *MODELLESS, *MATCHING, *ABLATIONS)}
     assert {name for name, rule in rules.items() if not greedy_or_match(shared, rule)} == {"specdiff"}
 
 
