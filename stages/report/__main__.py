@@ -1,8 +1,9 @@
 """Report stage: `python -m stages.report <profile>`.
 
-Reads  data/<p>/cells/<benchmark>/<method>.parquet, data/<p>/curves/{adapt,<objective>}.csv Writes
-reports/<p>/: metrics.json speedups.csv speedups.md speedups.tex curves.csv acceptance.csv figures/*.svg
-report.html report.md Params seed, benchmarks, methods, objectives, report
+Reads   data/<p>/cells/<benchmark>/<method>.parquet, data/<p>/curves/{adapt,<objective>}.csv
+Writes  reports/<p>/: metrics.json speedups.csv speedups.md speedups.tex bars.csv curves.csv acceptance.csv
+        figures/*.svg report.html report.md
+Params  seed, benchmarks, methods, objectives, report
 """
 
 import sys
@@ -42,6 +43,7 @@ def write(report: content.Report) -> None:
     store.write_text(folder / "speedups.csv", tables.csv(report.table))
     store.write_text(folder / "speedups.md", tables.markdown(report.table))
     store.write_text(folder / "speedups.tex", tables.latex(report.table))
+    store.write_text(folder / "bars.csv", tables.csv(tables.bars(report.table)))
     store.write_text(folder / "curves.csv", tables.csv(curves.long_form(report.curves)))
     store.write_text(folder / "acceptance.csv", tables.csv(report.acceptance))
     store.write_text(folder / "report.html", page.render(report, plates))

@@ -27,6 +27,7 @@ def render(report: Report, plates: list[Plate]) -> str:
             "(SpecDiff-2, arXiv 2511.00606).\n\n" + tables.markdown(report.published)
         )
     parts.append("## Machine\n\n" + "; ".join(f"{key} {value}" for key, value in report.stamp.items()) + ".")
+    parts.append(words.remake(report))
     parts.append("## What the numbers do not show\n\n" + "\n".join(f"- {point}" for point in words.limits(report)))
     return "\n\n".join(part.strip() for part in parts) + "\n"
 

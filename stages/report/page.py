@@ -75,6 +75,7 @@ def render(report: Report, plates: list[Plate]) -> str:
         "<h2>Methods, machine, versions</h2>",
         _plain(_methods(report), ""),
         _plain(words.machine(report), ""),
+        f"<p>{_text(words.remake(report))}</p>",
         "<h2>What the numbers do not show</h2>",
         "<ul>" + "".join(f"<li>{_text(point)}</li>" for point in words.limits(report)) + "</ul>",
     ]

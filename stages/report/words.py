@@ -178,6 +178,15 @@ def limits(report: Report) -> list[str]:
     return points
 
 
+def remake(report: Report) -> str:
+    """How these numbers are made again."""
+    return (
+        f"Made by dvc repro with profiles: [{report.profile}]. The Git commit that brought this file has the code, "
+        "params.yaml and dvc.lock (hashes of every input and output) of these numbers; a rerun measures again, with "
+        "the same texts and other seconds."
+    )
+
+
 def machine(report: Report) -> Frame:
     """The stamp every cell carries."""
     return pd.DataFrame([{"what": key, "value": str(value)} for key, value in report.stamp.items()])

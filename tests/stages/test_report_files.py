@@ -115,7 +115,7 @@ def test_all_files_and_the_same_bytes_twice(made: Path, workplace: None) -> None
     first = contents(made)
     names = {"speedup", "acceptance", "acceptance_training", "histogram", "cost", "training"}
     assert set(first) == {f"figures/{name}.svg" for name in names} | {
-        *("metrics.json", "speedups.csv", "speedups.md", "speedups.tex", "curves.csv", "acceptance.csv"),
+        *("metrics.json", "speedups.csv", "speedups.md", "speedups.tex", "bars.csv", "curves.csv", "acceptance.csv"),
         *("report.html", "report.md"),
     }
     assert contents(make()) == first
@@ -147,6 +147,10 @@ def test_table_has_the_promised_columns(made: Path) -> None:
     written = table.set_index(["benchmark", "split", "method"])["speedup"]
     for (benchmark, split, method), speedup in written.items():  # pyright: ignore
         assert metrics[benchmark][split][method]["speedup"] == pytest.approx(speedup)
+    bars = pd.read_csv(made / "bars.csv").set_index("place")["speedup"]
+    assert len(bars) == 3 * (len(NAMES) - 1), "dvc plots show: a bar of its own for each"
+    place = ("gsm_symbolic", "seen_template", "specdiff2_tree")
+    assert bars[" / ".join(place)] == pytest.approx(written[place])
     assert metrics["training"]["streak"] == {"loss": 2.6, "streak": 0.9, "trie16": 1.6}
     assert metrics["lossless"] == {"excused_differences": 0, "unexcused_differences": 0}
     acceptance = pd.read_csv(made / "acceptance.csv")
