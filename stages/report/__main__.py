@@ -4,13 +4,15 @@ Reads   data/<p>/cells/<benchmark>/<method>.parquet, data/<p>/curves/{adapt,<obj
 Writes  reports/<p>/: metrics.json speedups.csv speedups.md speedups.tex bars.csv curves.csv acceptance.csv
         figures/*.svg report.html report.md
 Params  seed, benchmarks, methods, objectives, report
+
+`python -m stages.report --profile <profile> --compare <profile or revision>` prints two reports side by side.
 """
 
 import sys
 
 from stages.common import entry, store
 from stages.common.params import keys_at, load
-from stages.report import brief, cells, content, curves, gallery, page, tables, words
+from stages.report import brief, cells, compare, content, curves, gallery, page, tables, words
 from stages.report.params import ReportParams
 
 VANILLA = "vanilla"  # always measured; params.yaml names the others
@@ -57,4 +59,10 @@ def _run(run: entry.Run) -> None:
 
 
 if __name__ == "__main__":
-    entry.run(_run, compute=False)
+    if "--compare" in sys.argv:
+        try:
+            compare.main(sys.argv[1:])
+        except ValueError as error:
+            sys.exit(f"error: {error}")
+    else:
+        entry.run(_run, compute=False)

@@ -65,6 +65,18 @@ def test_a_training_value_keeps_the_unaligned_drafter(finished):
     assert effect == (DISTILL, DISTILL | DRAFTERS | cells(*METHODS) | REPORT)
 
 
+def test_what_is_held_out_is_held_out_of_all_training(finished):
+    effect = effect_of_params(finished, **{"smoke.validation.share": 0.2})
+    assert effect == (ADAPT | DISTILL, ADAPT | DISTILL | DRAFTERS | cells(*METHODS) | REPORT)
+
+
+def test_the_seed_keeps_the_verifier_alone(finished):
+    effect = effect_of_params(finished, seed=1)
+    prompts = {"corpus@smoke", *(f"benchmark@smoke-{benchmark}" for benchmark in BENCHMARKS)}
+    drawn = prompts | {"trajectories@smoke"} | ADAPT | DISTILL | VANILLA | cells(*METHODS) | REPORT
+    assert effect == (drawn, drawn | DRAFTERS)
+
+
 def test_the_objectives_keep_the_trajectories(finished):
     """adapt takes its loss from the same file, so it is trained again too."""
     effect = effect_of_code(finished, "kernels/objectives.py")
