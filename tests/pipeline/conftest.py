@@ -43,12 +43,14 @@ def _without_settings_of_this_machine(tmp_path_factory):
 
 @pytest.fixture(scope="session")
 def graph(tmp_path_factory) -> list[Instance]:
-    """Every instance of every stage, for every profile of params.yaml."""
+    """Every instance of every stage, for every profile of params.yaml and every method it has a section for."""
     root = tmp_path_factory.mktemp("graph")
     for name in ("dvc.yaml", "params.yaml"):
         shutil.copy2(ROOT / name, root / name)
     document = YAML(typ="safe").load(root / "params.yaml")
-    set_params(root / "params.yaml", {"profiles": [name for name, node in document.items() if "models" in keys(node)]})
+    profiles = [name for name, node in document.items() if "models" in keys(node)]
+    methods = [name for name in document["smoke"]["evaluate"] if name not in ("shared", "vanilla")]
+    set_params(root / "params.yaml", {"profiles": profiles, "methods": methods})
     with Repo.init(str(root), no_scm=True) as repo:
         return [instance(stage, root) for stage in repo.index.stages]
 
