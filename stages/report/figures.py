@@ -5,7 +5,7 @@ import pandas as pd
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator, PercentFormatter
 
-from stages.report import measures
+from stages.report import measures, tables
 from stages.report.cells import VANILLA, Group
 from stages.report.frames import Frame
 from stages.report.style import GRID, INK, MARKERS, PAPER, legend, sheet
@@ -22,7 +22,7 @@ def place(benchmark: str, split: str, *, joint: str = "\n") -> str:
 
 def speedup(table: Frame, colours: dict[str, str]) -> Figure:
     """Bars with bootstrap intervals; vanilla is the line at 1."""
-    table = table[(table["method"] != VANILLA) & table["speedup"].notna()]
+    table = tables.drafting(table)
     if table.empty:
         raise Absent("no method besides vanilla has a timed prompt")
     places = list(dict.fromkeys(zip(table["benchmark"], table["split"], strict=True)))

@@ -105,7 +105,7 @@ def main_table(report: Report) -> str:
         for kind in ["text" if c in NAMES else "number"]
     )
     records = report.table.to_dict("records")
-    drafting = report.table[(report.table["method"] != VANILLA) & report.table["speedup"].notna()]
+    drafting = tables.drafting(report.table)
     best = set(drafting.groupby(["benchmark", "split"])["speedup"].idxmax()) if len(drafting) else set()
     rows, before = [], None
     for number, record in enumerate(records):

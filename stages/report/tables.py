@@ -91,11 +91,16 @@ def costs(groups: list[Group], table: Frame, *, tolerance: float) -> Frame:
     return pd.DataFrame(rows)
 
 
+def drafting(table: Frame) -> Frame:
+    """The rows that say whether drafting pays: timed, and not vanilla's own."""
+    return table[(table["method"] != VANILLA) & table["speedup"].notna()]
+
+
 def bars(table: Frame) -> Frame:
     """What `dvc plots` draws: a speed-up for each place of the table, vanilla's own left out."""
-    drafting = table[(table["method"] != VANILLA) & table["speedup"].notna()]
-    places = [" / ".join(place) for place in drafting[["benchmark", "split", "method"]].itertuples(index=False)]
-    return pd.DataFrame({"place": places, "speedup": drafting["speedup"].tolist()})
+    rows = drafting(table)
+    places = [" / ".join(place) for place in rows[["benchmark", "split", "method"]].itertuples(index=False)]
+    return pd.DataFrame({"place": places, "speedup": rows["speedup"].tolist()})
 
 
 def csv(table: Frame) -> str:

@@ -39,7 +39,7 @@ def place(row: dict[Any, Any]) -> str:
 
 def fastest(report: Report) -> str:
     """The fastest method on every benchmark and split, with its interval, and what the interval says about 1."""
-    drafting = report.table[(report.table["method"] != VANILLA) & report.table["speedup"].notna()]
+    drafting = tables.drafting(report.table)
     if drafting.empty:
         return "No method besides vanilla was timed, so there is no speed-up to tell."
     best = drafting.loc[drafting.groupby(["benchmark", "split"], sort=False)["speedup"].idxmax()].to_dict("records")
