@@ -18,7 +18,8 @@ from tqdm import tqdm
 from stages.common import entry, provenance, store
 from stages.common.params import keys_at, load
 from stages.evaluate import harness
-from stages.evaluate.engine import Engine, Sampling
+from stages.evaluate.contract import Sampling
+from stages.evaluate.engine import Engine
 from stages.evaluate.harness import Reference, Shared
 from stages.evaluate.parts import VANILLA, load_models, method_drafter, method_module, read_prompts
 

@@ -1,10 +1,10 @@
-"""What the drafting methods share: a window drafter that follows one text, and keyed draws from q.
+"""What the drafting methods share: a window drafter that follows one text, keyed draws from q, and the best tree.
 
 What the drafter reads as its prefix is exact. A drafter with a prefix of its own caches committed tokens, each computed
 once and without mask rows beside it (METHOD.md section 4), so a cycle costs the new tokens and the window; one that
 reads the verifier's cache pays for the pending token and the window alone.
 
-Letters: G window, K drafts, V vocabulary (V_d draft vocabulary).
+Letters: G window, K drafts, N nodes, V vocabulary (V_d draft vocabulary).
 """
 
 from abc import ABC, abstractmethod
@@ -15,21 +15,23 @@ import torch
 from torch import Tensor
 
 from kernels import sampling
-from kernels.tree import prefix_trie
+from kernels.tree import best_first, prefix_trie
 from stages.common.drafters import Drafter
-from stages.common.params import Count, NonNegative
-from stages.evaluate.engine import DRAFT_STREAM, EMPTY, Proposal, Rule, State
+from stages.common.params import Count, NonNegative, Share
+from stages.evaluate.contract import DRAFT_STREAM, EMPTY, Proposal, Rule, State
 
 
 class WindowMethod(ABC):
     """A method that turns one drafting pass into a proposal. `gamma`: the longest window it asks for."""
+
+    reads = ()
 
     def __init__(self, drafter: Drafter, *, gamma: int) -> None:
         self.drafter = drafter
         self.gamma = gamma
         self.cache = drafter.new_cache(64) if drafter.prefix == "own" else None
 
-    def start(self, prompt_ids: Sequence[int]) -> None:
+    def start(self, prompt_ids: Sequence[int], features_TC: Tensor) -> None:
         """Read the prompt ahead of the clock, as far as the drafter's context goes."""
         if self.cache is not None:
             self.cache.roll_back(0)
@@ -107,3 +109,29 @@ class KDrafts(WindowMethod):
         drafts_KG = self.words(sample_drafts(q_GVd, self.params.drafts, state))
         trie = prefix_trie(drafts_KG)
         return Proposal(trie.tree, rule=self.rule, paths=trie.paths if self.rule == "select" else None)
+
+
+@dataclass(frozen=True, kw_only=True)
+class TreeParams:
+    drafter: str
+    gamma: Count  # window G: the deepest a node can be
+    nodes: Count  # N, at most
+    width: Count  # words tried at each depth
+    threshold: Share  # smallest product of q along a node's path
+
+
+class BestTree(WindowMethod):
+    """The best deterministic tree of up to N nodes under the marginals, in order of the product of q along the path.
+
+    A node is worth a row of the verifier's pass only if the product, the drafter's chance for it, pays for the row:
+    where the drafter is unsure the tree is small.
+    """
+
+    def __init__(self, params: TreeParams, drafter: Drafter) -> None:
+        super().__init__(drafter, gamma=params.gamma)
+        self.params = params
+
+    def proposal(self, logits_GVd: Tensor, state: State) -> Proposal:
+        p = self.params
+        best = best_first(torch.log_softmax(logits_GVd, -1), nodes=p.nodes, width=p.width, threshold=p.threshold)
+        return Proposal(best._replace(tokens_N=self.words(best.tokens_N)))

@@ -4,101 +4,26 @@
 
 The verifier's cache holds every emitted token but the last, the *pending* one. A pass scores it and every node of the
 proposal under a tree mask, so no second pass is ever needed; vanilla is the proposal without nodes. A method never
-touches the verifier or the clock; of the cache it may read the committed rows, and use the room behind them. Row i of a
-pass speaks for the token behind row i: row 0 is the pending token's.
+touches the verifier or the clock; of the cache it may read the committed rows, and use the room behind them; hidden
+states of the committed rows it gets if it asks. Row i of a pass speaks for the token behind row i: row 0 is the pending
+token's.
 
-Letters: N nodes, V vocabulary, G window, D width.
+Letters: N nodes, M rows of a pass, V vocabulary, G window, D width.
 """
 
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Sequence
 from time import perf_counter
-from typing import Literal, NamedTuple, Protocol
+from typing import Literal
 
 import torch
 from torch import Tensor
 
 from kernels import accept, sampling
-from kernels.cache import KVCache, LentCache
+from kernels.cache import KVCache
 from kernels.tree import Tree, ancestors_NN, depths
+from stages.common.features import Taps
 from stages.common.models import Verifier
-
-Rule = Literal["match", "select", "leviathan"]
-
-
-class Proposal(NamedTuple):
-    """A tree to verify. `paths` are the K drafts in it (rule `select`); `q_GV` is what a chain was drawn from."""
-
-    tree: Tree
-    rule: Rule = "match"
-    paths: list[list[int]] | None = None
-    q_GV: Tensor | None = None
-
-
-ACCEPT_STREAM, FINAL_STREAM, DRAFT_STREAM = 0, 1, 2  # uses of a place's uniforms, independent of one another
-EMPTY = Tree(torch.empty(0, dtype=torch.long), [])
-
-
-@dataclass(frozen=True, kw_only=True)
-class Sampling:
-    """What one token is drawn with: the deployed settings and the seed of the position-keyed coins."""
-
-    temperature: float
-    top_k: int
-    top_p: float
-    seed: int
-
-
-class State(NamedTuple):
-    """What a method may look at: the text so far, whose last token is pending, and how deep a draft can count."""
-
-    ids: Sequence[int]
-    max_depth: int
-    key: int  # of the prompt, for the drafter's own position-keyed draws
-    sampling: Sampling
-    lend: Callable[[Sequence[int]], LentCache]  # the verifier's cache of some layers: every token but the pending one
-
-
-class Method(Protocol):
-    """How a text is drafted. One object serves many prompts, one at a time."""
-
-    def start(self, prompt_ids: Sequence[int]) -> None:
-        """Forget the last prompt; read this one."""
-        ...
-
-    def propose(self, state: State) -> Proposal: ...
-
-
-@dataclass(frozen=True, kw_only=True)
-class Cycle:
-    """One turn of the loop."""
-
-    tokens: list[int]  # emitted: accepted draft tokens, then the verifier's own; cut at a stop
-    accepted: int  # L, before the cut
-    proposed: int  # depth of the judged path
-    nodes: int
-    draft_s: float
-    verify_s: float
-    other_s: float
-    stop: Literal["", "stop", "length"]
-
-
-@dataclass
-class Text:
-    """A decoded text and its account. The first token comes from the prefill and is in no cycle."""
-
-    prompt_ids: list[int]
-    output_ids: list[int] = field(default_factory=list)
-    cycles: list[Cycle] = field(default_factory=list)
-    prefill_s: float = 0.0
-    finish_reason: str = ""
-
-    @property
-    def decode_s(self) -> float:
-        return sum(c.draft_s + c.verify_s + c.other_s for c in self.cycles)
-
-    def seconds(self, part: Literal["draft_s", "verify_s", "other_s"]) -> float:
-        return sum(getattr(cycle, part) for cycle in self.cycles)
+from stages.evaluate.contract import ACCEPT_STREAM, EMPTY, FINAL_STREAM, Cycle, Method, Proposal, Sampling, State, Text
 
 
 class Clock:
@@ -146,18 +71,23 @@ class Engine:
         if self._room(text) < 1:
             text.finish_reason = "length"
             return
-        clock = Clock(self.verifier.device)
-        first = self._prefill(text.prompt_ids, noise)
-        method.start(text.prompt_ids)
-        text.output_ids.append(first)
-        text.prefill_s = clock.lap()
-        text.finish_reason = self._stop(text)
-        yield [first]
-        while not text.finish_reason:
-            cycle = self._cycle(text, method, key, noise)
-            text.cycles.append(cycle)
-            text.finish_reason = cycle.stop
-            yield cycle.tokens
+        taps = Taps(self.verifier.body if method.reads else None, method.reads)
+        try:
+            clock = Clock(self.verifier.device)
+            first = self._prefill(text.prompt_ids, noise)
+            taps.keep()
+            method.start(text.prompt_ids, taps.rows())
+            text.output_ids.append(first)
+            text.prefill_s = clock.lap()
+            text.finish_reason = self._stop(text)
+            yield [first]
+            while not text.finish_reason:
+                cycle = self._cycle(text, method, key, noise, taps)
+                text.cycles.append(cycle)
+                text.finish_reason = cycle.stop
+                yield cycle.tokens
+        finally:
+            taps.close()
 
     @torch.inference_mode()
     def vanilla_steps(self, text: Text, count: int, *, prompt_id: str) -> list[float]:
@@ -205,10 +135,11 @@ class Engine:
         hidden_D = self.verifier.prefill(prompt_ids, self.cache)
         return int(self._choose(self.verifier.logits(hidden_D[None]), [len(prompt_ids)], noise))
 
-    def _cycle(self, text: Text, method: Method, key: int, noise: sampling.KeyedNoise) -> Cycle:
+    def _cycle(self, text: Text, method: Method, key: int, noise: sampling.KeyedNoise, taps: Taps) -> Cycle:
         clock = Clock(self.verifier.device)
+        taps.drop()  # the passes of a yardstick
         ids = text.prompt_ids + text.output_ids
-        state = State(ids, self._room(text) - 1, key, self.sampling, self.cache.lend)
+        state = State(ids, self._room(text) - 1, key, self.sampling, self.cache.lend, taps.rows)
         other = clock.lap()
         proposal = method.propose(state)
         draft_s = clock.lap()
@@ -219,7 +150,9 @@ class Engine:
         logits_MV = self.verify(ids[-1], tree)
         verify_s = clock.lap()
         verdict = self._judge(proposal, logits_MV, [len(ids) + d for d in (0, *depth_N)], noise, key)
-        self.cache.keep([0, *(node + 1 for node in verdict.path)])
+        kept = [0, *(node + 1 for node in verdict.path)]
+        self.cache.keep(kept)
+        taps.keep(kept)
         emitted = [*tree.tokens_N[verdict.path].tolist(), verdict.token]
         stop: Literal["", "stop", "length"] = ""
         for count, token in enumerate(emitted, 1):
@@ -268,8 +201,8 @@ class Engine:
     ) -> accept.Verdict:
         tree, s = proposal.tree, self.sampling
         greedy = sampling.is_greedy(s.temperature)
-        if proposal.rule == "leviathan" and not greedy and tree.parents:
-            return self._leviathan(proposal, logits_MV, positions, key)
+        if proposal.rule in ("leviathan", "recursive", "k_seq") and not greedy and tree.parents:
+            return self._judge_with_q(proposal, logits_MV, positions, key)
         choices_M = self._choose(logits_MV, positions, noise)
         if proposal.rule != "select" or not tree.parents:
             return accept.match(tree, choices_M)
@@ -284,18 +217,27 @@ class Engine:
         verdict = accept.match(branch.tree, choices_M[branch.rows])
         return accept.Verdict([branch.nodes[i] for i in verdict.path], verdict.token)
 
-    def _leviathan(self, proposal: Proposal, logits_MV: Tensor, positions: list[int], key: int) -> accept.Verdict:
-        """min(1, p/q) with coins keyed by place, apart from Match's and from the drafter's own draws.
+    def _judge_with_q(self, proposal: Proposal, logits_MV: Tensor, positions: list[int], key: int) -> accept.Verdict:
+        """Leviathan, or its kin for K drafts; coins keyed by place, apart from Match's and from the drafter's draws.
 
-        A place is decided once: what a rejection discards was never consulted, so its coins are still fresh later.
+        A place is decided once: what a rejection discards was never consulted, so its coins are still fresh later. A
+        place has a coin for each draft.
         """
-        tree, s = proposal.tree, self.sampling
-        assert proposal.q_GV is not None, "the rule needs the q that the chain was drawn from"
-        p_MV = sampling.probabilities(logits_MV, temperature=s.temperature, top_k=s.top_k, top_p=s.top_p)
+        tree, s, q_GV = proposal.tree, self.sampling, proposal.q_GV
+        paths = [list(range(len(tree.parents)))] if proposal.rule == "leviathan" else proposal.paths
+        assert q_GV is not None, "the rule needs the q that the drafts were drawn from"
+        assert paths, "the rule needs every draft, in drawn order"
 
-        def coin(place: int, stream: int) -> Tensor:
-            return sampling.keyed_uniform(1, seed=s.seed, prompt_key=key, position=place, stream=stream)
+        def p_at(rows: int | slice) -> Tensor:
+            return sampling.probabilities(logits_MV[rows], temperature=s.temperature, top_k=s.top_k, top_p=s.top_p)
 
-        uniforms_G = torch.cat([coin(place, ACCEPT_STREAM) for place in positions[1:]]).to(p_MV.device)
-        final = float(coin(positions[0], FINAL_STREAM))
-        return accept.leviathan(tree.tokens_N, proposal.q_GV, p_MV, uniforms_G=uniforms_G, final_uniform=final)
+        def coins(place: int, stream: int) -> Tensor:
+            return sampling.keyed_uniform(len(paths), seed=s.seed, prompt_key=key, position=place, stream=stream)
+
+        uniforms_GK = torch.stack([coins(positions[0] + depth, ACCEPT_STREAM) for depth in range(1, len(q_GV) + 1)])
+        final = float(coins(positions[0], FINAL_STREAM)[0])
+        if proposal.rule == "leviathan":
+            chain_G = uniforms_GK[:, 0].to(logits_MV.device)
+            return accept.leviathan(tree.tokens_N, q_GV, p_at(slice(None)), uniforms_G=chain_G, final_uniform=final)
+        rule = accept.recursive if proposal.rule == "recursive" else accept.k_seq
+        return accept.multi_draft(tree, paths, q_GV, p_at, rule=rule, uniforms_GK=uniforms_GK, final_uniform=final)

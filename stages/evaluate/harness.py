@@ -20,7 +20,8 @@ from torch import Tensor
 from kernels import sampling
 from kernels.tree import chain
 from stages.common.params import Count, Natural, NonNegative, Share
-from stages.evaluate.engine import Engine, Method, Sampling, Text
+from stages.evaluate.contract import Method, Sampling, Text
+from stages.evaluate.engine import Engine
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -12,7 +12,8 @@ import sys
 from stages.common import entry
 from stages.common.params import keys_at, load, profiles
 from stages.evaluate import harness
-from stages.evaluate.engine import Engine, Sampling, Text
+from stages.evaluate.contract import Sampling, Text
+from stages.evaluate.engine import Engine
 from stages.evaluate.harness import Prompt, Shared
 from stages.evaluate.parts import load_models, method_drafter, method_module
 

@@ -17,7 +17,8 @@ from kernels.tree import Tree
 from stages.common.drafters import Drafter, Prefix, prune
 from stages.common.models import Verifier
 from stages.common.tiny import VOCABULARY, build_tiny
-from stages.evaluate.engine import EMPTY, Engine, Proposal, Sampling, State
+from stages.evaluate.contract import EMPTY, Proposal, Sampling, State
+from stages.evaluate.engine import Engine
 from stages.evaluate.methods.vanilla import Vanilla
 
 KINDS = [(kind, tied) for kind in ("llama", "qwen2", "gemma") for tied in (True, False)]
@@ -26,7 +27,8 @@ KINDS = [(kind, tied) for kind in ("llama", "qwen2", "gemma") for tied in (True,
 @lru_cache
 def causal_lm(kind="llama", tied=True, *, seed=1, copy=0, **sizes):
     """A frozen tiny model. Another `copy` has equal weights of its own and keeps transformers' attention."""
-    return build_tiny(kind, seed=seed, tied=tied, **sizes).requires_grad_(False)
+    with torch.inference_mode(False):  # whoever asks first: what is trained over it needs ordinary tensors
+        return build_tiny(kind, seed=seed, tied=tied, **sizes).requires_grad_(False)
 
 
 def tiny_verifier(kind="llama", tied=True, *, end_ids=(), **sizes) -> Verifier:
@@ -89,11 +91,13 @@ class Scripted:
     what would be right behind it: a walk that strays, or rows kept in node order, shows.
     """
 
+    reads = ()
+
     def __init__(self, answer: Sequence[int], *, gamma: int, right: Callable[[int], int], siblings=False) -> None:
         self.answer, self.gamma, self.right, self.siblings = answer, gamma, right, siblings
         self.cycle, self.prompt_length = 0, 0
 
-    def start(self, prompt_ids: Sequence[int]) -> None:
+    def start(self, prompt_ids: Sequence[int], features_TC: Tensor) -> None:
         self.cycle, self.prompt_length = 0, len(prompt_ids)
 
     def propose(self, state: State) -> Proposal:
@@ -129,11 +133,11 @@ class Sleepy:
     """Another method, with pauses where it starts and where it proposes."""
 
     def __init__(self, inner, *, start_s=0.0, propose_s=0.0) -> None:
-        self.inner, self.start_s, self.propose_s = inner, start_s, propose_s
+        self.inner, self.start_s, self.propose_s, self.reads = inner, start_s, propose_s, inner.reads
 
-    def start(self, prompt_ids: Sequence[int]) -> None:
+    def start(self, prompt_ids: Sequence[int], features_TC: Tensor) -> None:
         sleep(self.start_s)
-        self.inner.start(prompt_ids)
+        self.inner.start(prompt_ids, features_TC)
 
     def propose(self, state: State) -> Proposal:
         sleep(self.propose_s)

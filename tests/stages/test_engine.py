@@ -9,7 +9,8 @@ from kernels import sampling
 from kernels.cache import KVCache
 from stages.common.models import Verifier
 from stages.common.tiny import VOCABULARY
-from stages.evaluate.engine import Engine, Proposal, Sampling, Text
+from stages.evaluate.contract import Proposal, Sampling, Text
+from stages.evaluate.engine import Engine
 from stages.evaluate.methods.vanilla import Vanilla
 from tests.stages.scripted import (
     KINDS,

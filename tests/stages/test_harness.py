@@ -9,7 +9,7 @@ from stages.common.models import Verifier
 from stages.common.tiny import VOCABULARY, build_tiny
 from stages.evaluate import harness
 from stages.evaluate.__main__ import refuse_differences
-from stages.evaluate.engine import Text
+from stages.evaluate.contract import Text
 from stages.evaluate.harness import Prompt, Reference, Shared
 from stages.evaluate.methods.vanilla import Vanilla
 from tests.stages.scripted import Scripted, always, engine_of, prompt_of, tiny_drafter, tiny_verifier, vanilla_text

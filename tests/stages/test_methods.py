@@ -9,8 +9,8 @@ from kernels import sampling
 from kernels.cache import KVCache
 from kernels.tree import depths, prefix_trie
 from stages.common.tiny import VOCABULARY
+from stages.evaluate.contract import Sampling, State, Text
 from stages.evaluate.drafting import sample_drafts
-from stages.evaluate.engine import Sampling, State, Text
 from stages.evaluate.harness import Shared, greedy_or_match
 from stages.evaluate.parts import method_module
 from tests.stages.scripted import (
@@ -27,6 +27,7 @@ from tests.stages.scripted import (
 MATCHING = ("specdiff2", "specdiff2_trie", "specdiff2_tree")
 MODELLESS = ("vanilla", "prompt_lookup")
 ABLATIONS = ("specdiff2_train", "specdiff2_test")
+NOTHING = torch.empty(0, 0)  # features of no layer
 SOME_WORDS = [word for word in range(VOCABULARY) if word % 3]
 # (window, drafts, nodes, prompt length): every window 1 .. 8, every K 1 .. 4, trees of 1 to 16 nodes
 SHAPES = [
@@ -184,7 +185,7 @@ def test_a_text_may_outgrow_the_drafter_and_the_next_text_is_drafted_again():
 
 def state_of(ids, *, max_depth=9, temperature=0.7, key=11):
     settings = Sampling(temperature=temperature, top_k=0, top_p=1.0, seed=2)
-    return State(ids, max_depth, key, settings, KVCache(layers=1, capacity=1).lend)
+    return State(ids, max_depth, key, settings, KVCache(layers=1, capacity=1).lend, lambda: torch.empty(0, 0))
 
 
 @torch.inference_mode()
@@ -203,7 +204,7 @@ def test_proposals_speak_the_verifiers_ids_and_only_words_that_can_be_drafted(na
     for seed in range(4):
         method = method_of(name, drafter, gamma=5, drafts=4, nodes=12)
         prompt = prompt_of(4, seed=seed)
-        method.start(prompt)
+        method.start(prompt, NOTHING)
         tree = method.propose(state_of([*prompt, 40])).tree
         assert set(tree.tokens_N.tolist()) <= set(SOME_WORDS)
         assert max(depths(tree.parents)) <= 5
@@ -215,7 +216,7 @@ def test_both_methods_of_k_drafts_verify_the_same_drafts():
     proposals = []
     for name in ("specdiff2", "specdiff2_trie"):
         method = method_of(name, drafter, gamma=4, drafts=3)
-        method.start(prompt)
+        method.start(prompt, NOTHING)
         proposals.append(method.propose(state_of([*prompt, 77])))
     first, second = proposals
     assert torch.equal(first.tree.tokens_N, second.tree.tokens_N)
@@ -295,11 +296,13 @@ def test_the_count_sees_a_draft_from_another_law_than_its_q():
     class WrongQ:
         """Hands over a flat q: the draft came from a sharp one over the same two words."""
 
+        reads = ()
+
         def __init__(self):
             self.inner = method_of("specdiff", tables()[1], gamma=2, temperature=0.4)
 
-        def start(self, prompt_ids):
-            self.inner.start(prompt_ids)
+        def start(self, prompt_ids, features_TC):
+            self.inner.start(prompt_ids, features_TC)
 
         def propose(self, state):
             proposal = self.inner.propose(state)
@@ -314,7 +317,7 @@ def test_the_count_sees_a_draft_from_another_law_than_its_q():
 def test_specdiff_hands_over_the_law_it_drew_from():
     drafter, prompt = tiny_drafter(words=SOME_WORDS), prompt_of(6)
     method = method_of("specdiff", drafter, gamma=3, temperature=0.8)
-    method.start(prompt)
+    method.start(prompt, NOTHING)
     proposal = method.propose(state_of([*prompt, 9]))
     assert proposal.rule == "leviathan"
     q_GV = proposal.q_GV
@@ -344,5 +347,5 @@ def test_only_leviathan_at_a_temperature_has_coins_of_its_own():
 
 
 def test_an_unknown_method_is_named_with_the_known_ones():
-    with pytest.raises(ValueError, match=r"'eagle9'.*prompt_lookup, specdiff, specdiff2, .*specdiff2_tree"):
+    with pytest.raises(ValueError, match=r"'eagle9'.*eagle2, .*prompt_lookup, recursive, specdiff, .*specdiff2_tree"):
         method_module("eagle9")

@@ -5,7 +5,7 @@ import torch
 
 from kernels.cache import KVCache
 from stages.common.params import load
-from stages.evaluate.engine import Sampling, State
+from stages.evaluate.contract import Sampling, State
 from stages.evaluate.methods.prompt_lookup import Params, PromptLookup, build
 
 
@@ -15,7 +15,8 @@ def params_of(*, gamma=4, longest=3, shortest=1):
 
 def draft(method: PromptLookup, ids, *, max_depth=99) -> list[int]:
     settings = Sampling(temperature=0.0, top_k=0, top_p=1.0, seed=0)
-    tree = method.propose(State(ids, max_depth, 0, settings, KVCache(layers=1, capacity=1).lend)).tree
+    nothing = torch.empty(0, 0)
+    tree = method.propose(State(ids, max_depth, 0, settings, KVCache(layers=1, capacity=1).lend, lambda: nothing)).tree
     assert tree.parents == list(range(-1, len(tree.parents) - 1)), "a chain"
     return tree.tokens_N.tolist()
 
@@ -43,7 +44,7 @@ def by_search(ids, p: Params, *, max_depth=99) -> list[int]:
 )
 def test_by_hand(ids, wanted):
     method = build(params_of(), None)
-    method.start(ids[:1])
+    method.start(ids[:1], torch.empty(0, 0))
     assert draft(method, ids) == wanted
 
 
@@ -56,7 +57,7 @@ def test_as_a_search_finds_it_while_the_text_grows(seed, longest, shortest):
     for _ in range(2):  # the second text must find nothing of the first
         ids = torch.randint(0, 4, (60,), generator=g).tolist()
         length = 1 + seed
-        method.start(ids[:length])
+        method.start(ids[:length], torch.empty(0, 0))
         while length <= len(ids):
             limit = int(torch.randint(0, 6, (), generator=g))
             assert draft(method, ids[:length], max_depth=limit) == by_search(ids[:length], p, max_depth=limit)

@@ -11,8 +11,8 @@ from torch import Tensor
 from kernels import sampling, tree
 from stages.common.drafters import Drafter
 from stages.common.params import Count, NonNegative
+from stages.evaluate.contract import Proposal, State
 from stages.evaluate.drafting import WindowMethod, sample_drafts
-from stages.evaluate.engine import Proposal, State
 
 RULE = "leviathan"
 

@@ -3,8 +3,10 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from torch import Tensor
+
 from stages.common.drafters import Drafter
-from stages.evaluate.engine import EMPTY, Proposal, State
+from stages.evaluate.contract import EMPTY, Proposal, State
 
 RULE = "match"
 
@@ -15,7 +17,9 @@ class Params:
 
 
 class Vanilla:
-    def start(self, prompt_ids: Sequence[int]) -> None:
+    reads = ()
+
+    def start(self, prompt_ids: Sequence[int], features_TC: Tensor) -> None:
         pass
 
     def propose(self, state: State) -> Proposal:
