@@ -7,11 +7,17 @@ from types import ModuleType
 
 from stages.common import entry, store
 from stages.common.drafters import Drafter, DrafterCard, load_drafter
+from stages.common.eagle import Eagle3Head, EagleHead
+from stages.common.fed import FedDrafter
+from stages.common.heads import Head, HeadCard, load_head
+from stages.common.medusa import HydraHead, MedusaHead
 from stages.common.models import Tokenizer, Verifier, config_digest, load_tokenizer, load_verifier, resolve_dtype
 from stages.common.provenance import prompt_sha256
 from stages.evaluate.harness import Prompt
 
 VANILLA = "vanilla"
+# By the kind of their drafter.json; any other kind is a Drafter.
+HEADS: dict[str, type[Head]] = {head.kind: head for head in (EagleHead, Eagle3Head, MedusaHead, HydraHead, FedDrafter)}
 
 
 def method_module(method: str) -> ModuleType:
@@ -32,7 +38,7 @@ def load_models(profile: str, device: entry.Device) -> tuple[Verifier, Tokenizer
 
 def method_drafter(
     profile: str, method: str, verifier: Verifier, tokenizer: Tokenizer, device: entry.Device
-) -> tuple[Drafter | None, DrafterCard | None]:
+) -> tuple[Drafter | Head | None, DrafterCard | HeadCard | None]:
     """The drafter that the method's manifest pins, checked against its hash; none for a method without one."""
     if method == VANILLA:
         return None, None
@@ -43,11 +49,15 @@ def method_drafter(
     folder = Path(manifest["folder"])
     if not folder.exists() or store.sha256_folder(folder) != manifest["sha256"]:
         raise ValueError(f"{folder}: not the drafter that {path} pins; run dvc repro drafter")
+    fingerprint, config = tokenizer.fingerprint(), config_digest(store.verifier_folder(profile))
+    kind = store.read_json(folder / "drafter.json")["kind"]
+    if kind in HEADS:
+        return load_head(folder, HEADS[kind], verifier, tokenizer=fingerprint, config=config)
     return load_drafter(
         folder,
         embedding=verifier.body.embed_tokens,
-        tokenizer=tokenizer.fingerprint(),
-        config=config_digest(store.verifier_folder(profile)),
+        tokenizer=fingerprint,
+        config=config,
         dtype=verifier.dtype,
         device=device.name,
     )

@@ -1,0 +1,13 @@
+"""EAGLE-3 (arXiv 2503.01840): a head trained on its own chains, drafting with EAGLE-2's tree. Match."""
+
+from stages.common.eagle import OneLayer
+from stages.evaluate.growing import DynamicParams as Params
+from stages.evaluate.growing import DynamicTree
+
+__all__ = ["RULE", "Params", "build"]
+
+RULE = "match"
+
+
+def build(params: Params, drafter: OneLayer) -> DynamicTree:
+    return DynamicTree(params, drafter)
