@@ -6,11 +6,13 @@ Reads   data/<profile>/drafters/adapt/, the verifier's embedding, data/<profile>
 Writes  data/<profile>/drafters/<objective>/, checkpoints/<objective>/step_<n>/, curves/<objective>.csv
 Params  seed, <profile>.device, <profile>.distill.training, <profile>.distill.<objective>, <profile>.validation
 
-`streak` is Eq. 6 of arXiv 2511.00606; `trie_streak` counts what a walk over the trie of K drafts accepts (METHOD.md
-section 4). Windows are fully masked, as one-step decoding meets them.
+`streak` is Eq. 6 of arXiv 2511.00606; `trie_streak` counts what a walk over the trie of K drafts accepts. The others
+are rivals and controls from one start, over one order of texts (kernels/objectives.py; METHOD.md section 4). Windows
+are fully masked, as one-step decoding meets them.
 """
 
 import shutil
+from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -22,14 +24,14 @@ from kernels import objectives
 from stages.common import entry, provenance, scratch, store, training
 from stages.common.drafters import load_drafter, save_drafter
 from stages.common.models import config_digest, load_causal_lm, load_tokenizer
-from stages.common.params import Count, keys_at, load
+from stages.common.params import Count, Share, keys_at, load
 from stages.common.training import Objective, Training
 from stages.common.validation import Validation
 
 
 @dataclass(frozen=True, kw_only=True)
-class Streak:
-    """The streak objective has no settings of its own."""
+class Plain:
+    """An objective without settings of its own."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -37,13 +39,28 @@ class TrieStreak:
     drafts: Count  # K
 
 
-SECTIONS: dict[str, type[Streak] | type[TrieStreak]] = {"streak": Streak, "trie_streak": TrieStreak}
+@dataclass(frozen=True, kw_only=True)
+class Dpace:
+    smoothing: Share  # a; 0 has streak's gradient
+
+
+Settings = Plain | TrieStreak | Dpace
+OBJECTIVES: dict[str, tuple[type[Settings], Callable[..., Tensor]]] = {
+    "masked_ce": (Plain, objectives.masked_ce),  # adapt's own, continued: the control at equal steps
+    "first": (Plain, objectives.first),
+    "distillspec": (Plain, objectives.distillspec),
+    "streak": (Plain, objectives.streak),
+    "trie_streak": (TrieStreak, objectives.trie_streak),
+    "ce_streak": (Plain, objectives.ce_streak),
+    "dpace": (Dpace, objectives.dpace),
+}
 
 
 def main(run: entry.Run) -> None:
-    if run.objective not in SECTIONS:
-        raise ValueError(f"params.yaml: objectives: {run.objective!r} is none of {', '.join(SECTIONS)}")
-    settings = load(SECTIONS[run.objective], run.profile, "distill", run.objective)
+    if run.objective not in OBJECTIVES:
+        raise ValueError(f"params.yaml: objectives: {run.objective!r} is none of {', '.join(OBJECTIVES)}")
+    section, _ = OBJECTIVES[run.objective]
+    settings = load(section, run.profile, "distill", run.objective)
     params = load(Training, run.profile, "distill", "training")
     v = load(Validation, run.profile, "validation")
     distill(run.profile, run.objective, settings, params, v, run.device(), seed=load(int, "seed"))
@@ -52,7 +69,7 @@ def main(run: entry.Run) -> None:
 def distill(
     profile: str,
     objective: str,
-    settings: Streak | TrieStreak,
+    settings: Settings,
     t: Training,
     v: Validation,
     device: entry.Device,
@@ -110,11 +127,10 @@ def distill(
     scratch.discard(mark)
 
 
-def loss_of(objective: str, settings: Streak | TrieStreak) -> Objective:
+def loss_of(objective: str, settings: Settings) -> Objective:
     """The loss of (log q, valid); the mask weights are 1 throughout, windows being fully masked."""
-    chosen = objectives.streak
-    if isinstance(settings, TrieStreak):
-        chosen = partial(objectives.trie_streak, drafts=settings.drafts)
+    _, function = OBJECTIVES[objective]
+    chosen = partial(function, **asdict(settings))
 
     def loss(log_q_WG: Tensor, valid_WG: Tensor, _weights_WG: Tensor) -> Tensor:
         return chosen(log_q_WG, valid_WG)

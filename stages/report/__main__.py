@@ -1,9 +1,9 @@
 """Report stage: `python -m stages.report <profile>`.
 
-Reads   data/<p>/cells/<benchmark>/<method>.parquet, data/<p>/curves/{adapt,<objective>}.csv
+Reads   data/<p>/cells/<benchmark>/<method>.parquet, data/<p>/curves/{adapt,<objective>,<baseline>}.csv
 Writes  reports/<p>/: metrics.json speedups.csv speedups.md speedups.tex bars.csv curves.csv acceptance.csv
         figures/*.svg report.html report.md
-Params  seed, benchmarks, methods, objectives, report
+Params  seed, benchmarks, methods, objectives, baselines, report
 
 `python -m stages.report --profile <profile> --compare <profile or revision>` prints two reports side by side.
 """
@@ -20,12 +20,14 @@ VANILLA = "vanilla"  # always measured; params.yaml names the others
 
 def main(run: entry.Run, params: ReportParams, *, seed: int) -> content.Report:
     """Read, compute, write. ValueError names a missing file or cells from several machines."""
-    trainings = ["adapt", *keys_at("objectives")]
+    objectives = keys_at("objectives")
+    trainings = ["adapt", *objectives, *keys_at("baselines")]
     report = content.build(
         run.profile,
         cells.read(run.profile, benchmarks=keys_at("benchmarks"), methods=[VANILLA, *keys_at("methods")]),
         curves.read(run.profile, trainings),
         trainings=trainings,
+        objectives=objectives,
         params=params,
         seed=seed,
     )

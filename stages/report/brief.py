@@ -2,7 +2,7 @@
 
 import pandas as pd
 
-from stages.report import tables, words
+from stages.report import fairness, tables, words
 from stages.report.content import Report
 from stages.report.frames import Frame
 from stages.report.gallery import Plate
@@ -13,7 +13,8 @@ def render(report: Report, plates: list[Plate]) -> str:
     parts = [f"# SpecDiff-2 on profile `{report.profile}`: what was measured"]
     parts += [f"> **{text}**" for text in (words.SMOKE if report.smoke else "", words.alarm(report)) if text]
     parts.append(" ".join(words.findings(report)))
-    parts.append("## Speed-ups\n\n" + tables.markdown(_short(report)))
+    parts.append("## Speed-ups\n\nSpeed-up (accepted streak).\n\n" + tables.markdown(tables.by_method(report.table)))
+    parts.append(tables.markdown(_short(report)))
     if splits := words.shared_templates(report):
         parts.append(splits)
     parts.append("All columns: [speedups.csv](speedups.csv). The whole page: [report.html](report.html).")
@@ -26,6 +27,8 @@ def render(report: Report, plates: list[Plate]) -> str:
             "of the same kind "
             "(SpecDiff-2, arXiv 2511.00606).\n\n" + tables.markdown(report.published)
         )
+    if len(report.fairness):
+        parts.append(f"## Is the comparison fair?\n\n{fairness.NOTE}\n\n" + tables.markdown(report.fairness))
     parts.append("## Machine\n\n" + "; ".join(f"{key} {value}" for key, value in report.stamp.items()) + ".")
     parts.append(words.remake(report))
     parts.append("## What the numbers do not show\n\n" + "\n".join(f"- {point}" for point in words.limits(report)))

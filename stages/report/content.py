@@ -7,7 +7,7 @@ from typing import Any
 import pandas as pd
 
 from stages.report import cells as cell_files
-from stages.report import curves, measures, published, tables
+from stages.report import curves, fairness, measures, published, tables
 from stages.report.cells import Cell, Group
 from stages.report.frames import Frame
 from stages.report.params import ReportParams
@@ -29,6 +29,7 @@ class Report:
     published: Frame
     accuracy: Frame
     methods: Frame
+    fairness: Frame
     temperatures: list[float]
 
     @property
@@ -50,16 +51,20 @@ def build(
     training: dict[str, Frame],
     *,
     trainings: list[str],
+    objectives: list[str],
     params: ReportParams,
     seed: int,
 ) -> Report:
-    """Compute one profile's report. ValueError: cells of several machines, or a colour is missing."""
+    """Compute one profile's report. trainings: all whose curves are wanted; objectives: those that go on from adapt.
+
+    ValueError: cells of several machines, or a colour is missing."""
     stamp = cell_files.same_stamp(cells, profile=profile)
     groups = list(cell_files.groups(cells))
     params.colours.require("methods", list(dict.fromkeys(cell.method for cell in cells)))
     params.colours.require("trainings", list(training))
     params.colours.require("phases", ["draft", "verify", "other"])
     table = tables.speedups(groups, params, seed=seed)
+    used = methods(cells)
     return Report(
         profile=profile,
         params=params,
@@ -72,7 +77,8 @@ def build(
         acceptance=curves.acceptance(groups, training),
         published=published.beside(table),
         accuracy=accuracy(groups),
-        methods=methods(cells),
+        methods=used,
+        fairness=fairness.trainings(used, training, objectives),
         temperatures=sorted({float(t) for cell in cells for t in cell.rows["temperature"]}),
     )
 
@@ -94,7 +100,7 @@ def accuracy(groups: list[Group]) -> Frame:
 
 
 def methods(cells: list[Cell]) -> Frame:
-    """What each method drafts with: objective, parameters, settings, deepest draft and most nodes in its cells."""
+    """What each method drafts with: objective, training, parameters, settings, deepest draft, most nodes."""
     rows = {}
     for cell in cells:
         drafter = cell.provenance.get("drafter") or {}
@@ -103,6 +109,7 @@ def methods(cells: list[Cell]) -> Frame:
             {
                 "method": cell.method,
                 "drafter": drafter.get("objective"),
+                "training": cell.provenance.get("params", {}).get(cell.method, {}).get("drafter"),
                 "parameters": drafter.get("parameters"),
                 "settings": settings(cell),
                 "window": 0,

@@ -21,39 +21,31 @@ def place(benchmark: str, split: str, *, joint: str = "\n") -> str:
 
 
 def speedup(table: Frame, colours: dict[str, str]) -> Figure:
-    """Bars with bootstrap intervals; vanilla is the line at 1."""
+    """A panel for each benchmark and split, a bar with an interval for each method; vanilla is the line at 1."""
     table = tables.drafting(table)
     if table.empty:
         raise Absent("no method besides vanilla has a timed prompt")
     places = list(dict.fromkeys(zip(table["benchmark"], table["split"], strict=True)))
     methods = list(dict.fromkeys(table["method"]))
-    figure, [[axes]] = sheet(1, 1, width=8.4, height=3.9)
-    width = 0.82 / len(methods)
-    for k, method in enumerate(methods):
-        mine = table[table["method"] == method].set_index(["benchmark", "split"])
-        here = [i for i, where in enumerate(places) if where in mine.index]
-        rows = mine.loc[[places[i] for i in here]]
-        x = np.array(here) + (k - (len(methods) - 1) / 2) * width
+    figure, [panels] = sheet(1, len(places), width=8.4, height=0.9 + 0.3 * len(methods), sharex=True, sharey=True)
+    for axes, where in zip(panels, places, strict=True):
+        rows = table[(table["benchmark"] == where[0]) & (table["split"] == where[1])]
+        y = np.array([methods.index(method) for method in rows["method"]])
         value = rows["speedup"].to_numpy()
         spread = np.abs([value - rows["speedup_low"].to_numpy(), rows["speedup_high"].to_numpy() - value])
-        axes.bar(x, value, width * 0.92, color=colours[method], label=method)
-        axes.errorbar(x, value, spread, fmt="none", ecolor=INK, elinewidth=1, capsize=2.5)
-        for at, top, number in zip(x, rows["speedup_high"], value, strict=True):
-            axes.annotate(
-                f"{number:.2f}",
-                (at, max(top, number)),
-                (0, 3),
-                textcoords="offset points",
-                ha="center",
-                size=7.5,
-            )
-    axes.axhline(1, color=INK, linewidth=1, linestyle=(0, (4, 2)), zorder=3)
-    axes.set_xticks(range(len(places)), [place(*where) for where in places])
-    axes.tick_params(axis="x", length=0)
-    axes.set_ylabel("speed-up over vanilla (×)")
-    axes.grid(axis="y")
-    axes.margins(y=0.12)
-    legend(figure, axes, columns=len(methods))
+        axes.barh(y, value, 0.74, color=[colours[method] for method in rows["method"]])
+        axes.errorbar(value, y, xerr=spread, fmt="none", ecolor=INK, elinewidth=1, capsize=2)
+        for at, end, number in zip(y, rows["speedup_high"], value, strict=True):
+            label = (max(end, number), at), (3, 0)
+            axes.annotate(f"{number:.2f}", *label, textcoords="offset points", va="center", size=7.5)
+        axes.axvline(1, color=INK, linewidth=1, linestyle=(0, (4, 2)), zorder=3)
+        axes.set_title(place(*where))
+        axes.tick_params(axis="y", length=0)
+        axes.grid(axis="x")
+        axes.margins(x=0.25)
+    panels[0].set_yticks(range(len(methods)), methods)
+    panels[0].set_ylim(len(methods) - 0.5, -0.5)
+    figure.supxlabel("speed-up over vanilla (×)", size=9)
     return figure
 
 
@@ -97,7 +89,7 @@ def positions(acceptance: Frame, colours: dict[str, str], *, source: str) -> Fig
         axes.set_xlabel("draft position j (tokens)")
     upper[0].set_ylabel("joint: 1..j all accepted\n(share of cycles)")
     lower[0].set_ylabel("conditional α_j: j accepted\nonce 1..j-1 were (share)")
-    legend(figure, upper[0], columns=len(names))
+    legend(figure, upper[0], columns=min(len(names), 6))
     return figure
 
 
@@ -109,7 +101,7 @@ def histogram(groups: list[Group], colours: dict[str, str]) -> Figure:
     methods = list(dict.fromkeys(group.method for group in drafted))
     benchmarks = list(dict.fromkeys(group.benchmark for group in drafted))
     figure, panels = sheet(
-        len(methods), len(benchmarks), width=8.4, height=0.9 + 1.25 * len(methods), sharex=True, sharey=True
+        len(methods), len(benchmarks), width=8.4, height=0.9 + 0.95 * len(methods), sharex=True, sharey=True
     )
     for row, method in zip(panels, methods, strict=True):
         for axes, benchmark in zip(row, benchmarks, strict=True):
@@ -195,12 +187,17 @@ def costs(table: Frame, phases: dict[str, str], *, tolerance: float) -> Figure:
 
 
 def training(curves: dict[str, Frame], colours: dict[str, str]) -> Figure:
-    """A column for each training: loss above, tokens it is expected to get accepted below."""
+    """For each training the loss above, tokens it is expected to get accepted below; up to four beside one another."""
     drawn = {name: curve for name, curve in curves.items() if len(curve)}
     if not drawn:
         raise Absent("no training has written a curve")
-    figure, panels = sheet(2, len(drawn), width=8.4, height=4.5, sharex="col")
-    for upper, lower, (name, curve) in zip(*panels, drawn.items(), strict=True):
+    columns = min(len(drawn), 4)
+    bands = -(-len(drawn) // columns)
+    figure, panels = sheet(2 * bands, columns, width=8.4, height=4.5 * bands)
+    uppers, lowers = ([axes for row in panels[half::2] for axes in row] for half in (0, 1))
+    for axes in (*uppers[len(drawn) :], *lowers[len(drawn) :]):
+        axes.set_axis_off()
+    for upper, lower, (name, curve) in zip(uppers, lowers, drawn.items(), strict=False):
         for axes, quantity, split, look, label in (
             (upper, "loss", "train", {"alpha": 0.45, "linewidth": 1}, "train"),
             (upper, "loss", "valid", {"marker": "o"}, "held out"),
@@ -221,10 +218,12 @@ def training(curves: dict[str, Frame], colours: dict[str, str]) -> Figure:
         upper.set_title(name)
         lower.set_xlabel("training step")
         lower.set_ylim(bottom=0)
-        lower.xaxis.set_major_locator(MaxNLocator(4, integer=True, min_n_ticks=1))
-    panels[0][0].set_ylabel("training loss")
-    panels[1][0].set_ylabel("expected accepted\n(tokens per cycle)")
-    top = max(axes.get_ylim()[1] for axes in panels[1])
-    for axes in panels[1]:
+        for axes in (upper, lower):
+            axes.xaxis.set_major_locator(MaxNLocator(4, integer=True, min_n_ticks=1))
+    for band in range(bands):
+        panels[2 * band][0].set_ylabel("training loss")
+        panels[2 * band + 1][0].set_ylabel("expected accepted\n(tokens per cycle)")
+    top = max(axes.get_ylim()[1] for axes in lowers[: len(drawn)])
+    for axes in lowers:
         axes.set_ylim(0, top)
     return figure

@@ -8,7 +8,7 @@ from typing import Any
 
 import pandas as pd
 
-from stages.report import style, tables, words
+from stages.report import fairness, style, tables, words
 from stages.report.cells import VANILLA
 from stages.report.content import Report
 from stages.report.frames import Frame
@@ -52,6 +52,9 @@ def render(report: Report, plates: list[Plate]) -> str:
         *(f'<p class="banner" role="alert">{_text(text)}</p>' for text in banners),
         f'<p class="findings">{" ".join(_text(s) for s in words.findings(report))}</p>',
         "<h2>Speed-ups</h2>",
+        '<p class="note">Each method on each benchmark: speed-up over vanilla and, in brackets, the accepted streak '
+        "(drafted tokens accepted per verifier pass). Intervals are in the table below.</p>",
+        _plain(tables.by_method(report.table), "No method besides vanilla was timed."),
         main_table(report),
         '<p class="note">A heading sorts. The grey vanilla rows are vanilla against its own yardstick, so '
         "they show the error "
@@ -72,6 +75,9 @@ def render(report: Report, plates: list[Plate]) -> str:
         "benchmarks of the same "
         "kind (SpecDiff-2, arXiv 2511.00606). They show a direction; the difference is not a result.</p>",
         _plain(report.published, "No method of this run has a published number."),
+        "<h2>Is the comparison fair?</h2>",
+        f'<p class="note">{_text(fairness.NOTE)}</p>',
+        _plain(report.fairness, "No method of this run drafts with a trained model."),
         "<h2>Methods, machine, versions</h2>",
         _plain(_methods(report), ""),
         _plain(words.machine(report), ""),

@@ -91,6 +91,20 @@ def costs(groups: list[Group], table: Frame, *, tolerance: float) -> Frame:
     return pd.DataFrame(rows)
 
 
+def by_method(table: Frame) -> Frame:
+    """The paper's Table 2: a row for each method, a column for each benchmark and split: speed-up (accepted streak)."""
+    rows = drafting(table)
+    texts = [
+        f"{ratio(speed)} ({shown('', float(streak))})"
+        for speed, streak in zip(rows["speedup"], rows["accepted_streak"], strict=True)
+    ]
+    places = (rows["benchmark"] + " " + rows["split"]).tolist()
+    flat = pd.DataFrame({"method": rows["method"].tolist(), "place": places, "text": texts})
+    order = {"method": list(dict.fromkeys(flat["method"])), "place": list(dict.fromkeys(places))}
+    wide = flat.pivot(index="method", columns="place", values="text").reindex(order["method"])[order["place"]]
+    return wide.fillna(NONE).reset_index().rename_axis(columns=None)
+
+
 def drafting(table: Frame) -> Frame:
     """The rows that say whether drafting pays: timed, and not vanilla's own."""
     return table[(table["method"] != VANILLA) & table["speedup"].notna()]

@@ -18,6 +18,14 @@ from tests.pipeline.project import Project, clone, commit, isolated, name_of, se
 STAND_IN = Path(__file__).with_name("stand_in.py")
 
 
+FEW = {
+    "methods": ["specdiff", "specdiff2", "specdiff2_trie", "specdiff2_tree", "eagle2"],
+    "objectives": ["streak", "trie_streak"],
+    "features": ["verifier"],
+    "baselines": ["eagle"],
+}  # what is enough to see what reruns
+
+
 class Instance(NamedTuple):
     """A stage of dvc.yaml with its matrix values filled in."""
 
@@ -43,16 +51,25 @@ def _without_settings_of_this_machine(tmp_path_factory):
 
 @pytest.fixture(scope="session")
 def graph(tmp_path_factory) -> list[Instance]:
-    """Every instance of every stage, for every profile of params.yaml and every method it has a section for."""
+    """Every instance of every stage: all profiles, and all methods, objectives and baselines that have a section."""
     root = tmp_path_factory.mktemp("graph")
     for name in ("dvc.yaml", "params.yaml"):
         shutil.copy2(ROOT / name, root / name)
     document = YAML(typ="safe").load(root / "params.yaml")
     profiles = [name for name, node in document.items() if "models" in keys(node)]
-    methods = [name for name in document["smoke"]["evaluate"] if name not in ("shared", "vanilla")]
-    set_params(root / "params.yaml", {"profiles": profiles, "methods": methods})
+    set_params(root / "params.yaml", {"profiles": profiles, **everything(document["smoke"])})
     with Repo.init(str(root), no_scm=True) as repo:
         return [instance(stage, root) for stage in repo.index.stages]
+
+
+def everything(profile: dict[str, Any]) -> dict[str, list[str]]:
+    """The lists that make the graph whole: whatever a profile has a section for."""
+    return {
+        "methods": [name for name in profile["evaluate"] if name not in ("shared", "vanilla")],
+        "objectives": [name for name in profile["distill"] if name != "training"],
+        "features": ["verifier"],
+        "baselines": [*profile["baselines"]],
+    }
 
 
 def keys(node: object) -> set[str]:
@@ -76,16 +93,16 @@ def instance(stage: PipelineStage, root: Path) -> Instance:
 
 @pytest.fixture(scope="session")
 def smoke(tmp_path_factory) -> Smoke:
-    """The smoke profile with one benchmark, run once. Tests that edit it put it back, or take a copy."""
+    """The smoke profile with one benchmark and all else there is, run once. Who edits it puts it back, or copies it."""
     project = clone(tmp_path_factory.mktemp("smoke"))
-    project.set(profiles=["smoke"], benchmarks=["gsm_symbolic"])
+    project.set(profiles=["smoke"], benchmarks=["gsm_symbolic"], **everything(project.params()["smoke"]))
     commit(project)
     return Smoke(project, project.dvc("repro"))
 
 
 @pytest.fixture(scope="session")
 def finished(tmp_path_factory, graph) -> Project:
-    """The smoke profile with two benchmarks, as after `dvc repro`, by a stand-in for the stages that takes no time."""
+    """The smoke profile with two benchmarks and a baseline, as after `dvc repro`, by a stand-in that takes no time."""
     aside = tmp_path_factory.mktemp("programs")
     stages = {" ".join(stage.words): stage._asdict() for stage in graph}
     (aside / "graph.json").write_text(json.dumps(stages))
@@ -93,7 +110,7 @@ def finished(tmp_path_factory, graph) -> Project:
     (aside / "python").write_text(f'#!/bin/sh\nexec {command} "$@"\n')
     (aside / "python").chmod(0o755)
     project = clone(tmp_path_factory.mktemp("finished"), programs=aside)
-    project.set(profiles=["smoke"], benchmarks=["gsm_symbolic", "humaneval"])
+    project.set(profiles=["smoke"], benchmarks=["gsm_symbolic", "humaneval"], **FEW)
     commit(project)
     project.dvc("repro")
     return project

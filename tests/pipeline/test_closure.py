@@ -20,6 +20,8 @@ def code_of(words: tuple[str, ...]) -> frozenset[str]:
         names = imports_of(start)
     if module == "stages.evaluate":
         names |= {f"stages.evaluate.methods.{rest[1]}"}
+    if module == "stages.baselines":
+        names |= {f"stages.baselines.{rest[0]}"}
     return frozenset(file.as_posix() for file in closure(start, names | {module}) if not only_words(file))
 
 
@@ -80,3 +82,4 @@ def test_every_method_and_benchmark_has_its_cell(graph):
     words = {stage.words for stage in graph}
     assert ("stages.evaluate", "cpu", "humaneval", "specdiff2_tree") in words
     assert ("stages.download", "smoke", "corpus") in words
+    assert ("stages.baselines", "cpu", "eagle") in words

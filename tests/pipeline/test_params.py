@@ -33,7 +33,7 @@ def leaves(node: Any, key: str) -> Iterator[str]:
 def test_every_key_of_params_is_declared_by_a_stage(graph):
     document = YAML(typ="safe").load(ROOT / "params.yaml")
     names = tuple(name for stage in graph for name in stage.params)
-    matrix = {"profiles", "benchmarks", "methods", "objectives"}
+    matrix = {"profiles", "benchmarks", "methods", "objectives", "features", "baselines"}
     idle = {key for top, node in document.items() for key in leaves(node, top)} - matrix
     assert not {key for key in idle if not declared(key, names)}
 
@@ -64,7 +64,7 @@ def test_stages_declare_what_they_read(graph, smoke, notes):
 @pytest.mark.slow
 def test_stages_read_what_they_declare(graph, smoke, notes):
     """Lists of names that span the matrix are read as names, not handed out as values."""
-    document, names = smoke.project.params(), {"benchmarks", "methods", "objectives"}
+    document, names = smoke.project.params(), {"benchmarks", "methods", "objectives", "baselines"}
     idle = {}
     for stage in graph:
         if stage.words not in notes:

@@ -10,10 +10,12 @@ from tests.pipeline.project import RESTORED, STARTED, Effect, Project
 NOTHING: set[str] = set()
 REPORT = {"report@smoke"}
 BENCHMARKS = ("gsm_symbolic", "humaneval")
-METHODS = ("specdiff", "specdiff2", "specdiff2_trie", "specdiff2_tree")
+METHODS = ("specdiff", "specdiff2", "specdiff2_trie", "specdiff2_tree", "eagle2")
 VANILLA = {f"vanilla@smoke-{benchmark}" for benchmark in BENCHMARKS}
 DRAFTERS = {f"drafter@smoke-{method}" for method in METHODS}
 ADAPT, DISTILL = {"adapt@smoke"}, {"distill@smoke-streak", "distill@smoke-trie_streak"}
+FEATURES, EAGLE = {"features@smoke-verifier"}, {"baselines@smoke-eagle"}
+TRAINED = ADAPT | DISTILL | EAGLE
 
 
 def cells(*methods: str) -> set[str]:
@@ -57,7 +59,7 @@ def test_another_drafter_for_a_method_retrains_nothing(finished):
 def test_another_layer_to_keep_asks_the_verifier_again(finished):
     effect = effect_of_params(finished, **{"smoke.trajectories.keep_layers": [0, 1, 2]})
     trajectories = {"trajectories@smoke"}
-    assert effect == (trajectories, trajectories | ADAPT | DISTILL | DRAFTERS | cells(*METHODS) | REPORT)
+    assert effect == (trajectories, trajectories | FEATURES | TRAINED | DRAFTERS | cells(*METHODS) | REPORT)
 
 
 def test_a_training_value_keeps_the_unaligned_drafter(finished):
@@ -67,20 +69,30 @@ def test_a_training_value_keeps_the_unaligned_drafter(finished):
 
 def test_what_is_held_out_is_held_out_of_all_training(finished):
     effect = effect_of_params(finished, **{"smoke.validation.share": 0.2})
-    assert effect == (ADAPT | DISTILL, ADAPT | DISTILL | DRAFTERS | cells(*METHODS) | REPORT)
+    assert effect == (TRAINED, TRAINED | DRAFTERS | cells(*METHODS) | REPORT)
+
+
+def test_a_value_of_a_baseline_trains_it_alone(finished):
+    effect = effect_of_params(finished, **{"smoke.baselines.eagle.training.lr": 0.5})
+    assert effect == (EAGLE, EAGLE | DRAFTERS | cells(*METHODS) | REPORT)
+
+
+def test_other_features_are_read_again_and_train_the_baselines(finished):
+    effect = effect_of_params(finished, **{"smoke.features.shard_size": 5})
+    assert effect == (FEATURES, FEATURES | EAGLE | DRAFTERS | cells(*METHODS) | REPORT)
 
 
 def test_the_seed_keeps_the_verifier_alone(finished):
     effect = effect_of_params(finished, seed=1)
     prompts = {"corpus@smoke", *(f"benchmark@smoke-{benchmark}" for benchmark in BENCHMARKS)}
-    drawn = prompts | {"trajectories@smoke"} | ADAPT | DISTILL | VANILLA | cells(*METHODS) | REPORT
-    assert effect == (drawn, drawn | DRAFTERS)
+    drawn = prompts | {"trajectories@smoke"} | TRAINED | VANILLA | cells(*METHODS) | REPORT
+    assert effect == (drawn, drawn | FEATURES | DRAFTERS)
 
 
 def test_the_objectives_keep_the_trajectories(finished):
-    """adapt takes its loss from the same file, so it is trained again too."""
+    """adapt takes its loss from the same file, and baselines may, so they are trained again too."""
     effect = effect_of_code(finished, "kernels/objectives.py")
-    assert effect == (ADAPT | DISTILL, ADAPT | DISTILL | DRAFTERS | cells(*METHODS) | REPORT)
+    assert effect == (TRAINED, TRAINED | DRAFTERS | cells(*METHODS) | REPORT)
 
 
 def test_the_acceptance_rule_reruns_every_cell_and_no_training(finished):

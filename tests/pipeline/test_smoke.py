@@ -18,6 +18,8 @@ STAGES = [
     "trajectories",
     "adapt",
     "distill",
+    "features",
+    "baselines",
     "drafter",
     "vanilla",
     "evaluate",
@@ -35,6 +37,17 @@ def test_the_second_run_does_nothing(smoke):
     output = smoke.project.dvc("repro")
     assert "Data and pipelines are up to date." in output
     assert STARTED.findall(output) == []
+
+
+def test_the_other_benchmarks_go_the_same_way(smoke, tmp_path):
+    project = smoke.project.copy(tmp_path / "copy")
+    project.set(benchmarks=["humaneval", "mt_bench"], methods=["specdiff2_tree"])
+    output = project.dvc("repro")
+    places = [f"smoke-{benchmark}" for benchmark in ("humaneval", "mt_bench")]
+    wanted = {f"{stage}@{place}" for stage in ("benchmark", "vanilla") for place in places}
+    wanted |= {f"evaluate@{place}-specdiff2_tree" for place in places}
+    assert set(STARTED.findall(output)) == wanted | {"report@smoke"}
+    assert "Data and pipelines are up to date." in project.dvc("repro")
 
 
 def test_git_sees_no_data(smoke):
@@ -63,8 +76,8 @@ def test_every_text_is_vanillas(smoke):
     cells = {file.stem: store.read_parquet(file, store.CELLS) for file in sorted(folder.iterdir())}
     assert set(cells) == {"vanilla", *smoke.project.params()["methods"]}
     texts = [row["output_ids"] for row in cells["vanilla"]]
-    for method in ("specdiff", "specdiff2_tree"):
-        assert [row["output_ids"] for row in cells[method]] == texts
+    for rows in cells.values():
+        assert [row["output_ids"] for row in rows] == texts
 
 
 ACCOUNT = re.compile(

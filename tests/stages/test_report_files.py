@@ -67,6 +67,7 @@ def set_up(folder: Path) -> None:
         "benchmarks": [*BENCHMARKS],
         "methods": NAMES[1:],  # vanilla is always there
         "objectives": ["streak"],
+        "baselines": [],
         "report": SECTION,
     }
     for profile in ("cpu", "smoke"):
@@ -332,7 +333,7 @@ def test_latex_lines_have_all_columns(made: Path) -> None:
 
 def test_markup_in_names_is_text() -> None:
     made = cell([record(0, [1], split="<b>&|")])
-    report = content.build("cpu", [made], {}, trainings=[], params=PARAMS, seed=0)
+    report = content.build("cpu", [made], {}, trainings=[], objectives=[], params=PARAMS, seed=0)
     assert "&lt;b&gt;&amp;|" in stage.page.main_table(report)
     assert r"<b>&\|" in tables.markdown(report.table)
 
