@@ -1,4 +1,4 @@
-"""Proposals as trees: a chain, K drafts merged in a trie, the best-first tree of N nodes, or several in one.
+"""Proposals as trees: a chain, K drafts merged in a trie, or the best-first tree of N nodes.
 
 The root is the pending token and is not a node. Convention: `parents` is a list of int, -1 is the root, and a
 parent's index is lower than its child's. Row tables over a tree have N + 1 rows: row 0 is the root's, row n +
@@ -10,7 +10,6 @@ Shapes: N nodes, G window, K drafts, V vocabulary.
 
 import heapq
 import math
-from collections.abc import Sequence
 from typing import NamedTuple
 
 import torch
@@ -50,26 +49,6 @@ def prefix_trie(drafts_KG: Tensor) -> Trie:
             parent = node
         paths.append(path)
     return Trie(Tree(_long(tokens, drafts_KG.device), parents), paths)
-
-
-def union(trees: Sequence[Tree]) -> Tree:
-    """Several proposals as one: every path of every tree, equal prefixes merged, on the first tree's device.
-
-    The first tree's nodes keep their order and indices; what the others add follows, parents first.
-    """
-    tokens: list[int] = []
-    parents: list[int] = []
-    node_at: dict[tuple[int, int], int] = {}
-    for tree in trees:
-        moved: list[int] = []  # node of this tree -> node of the union
-        for token, parent in zip(tree.tokens_N.tolist(), tree.parents, strict=True):
-            above = moved[parent] if parent >= 0 else -1
-            node = node_at.setdefault((above, token), len(tokens))
-            if node == len(tokens):
-                tokens.append(token)
-                parents.append(above)
-            moved.append(node)
-    return Tree(_long(tokens, trees[0].tokens_N.device), parents)
 
 
 def best_first(logq_GV: Tensor, *, nodes: int, width: int, threshold: float = 0.0) -> Tree:

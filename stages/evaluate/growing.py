@@ -8,6 +8,7 @@ ancestors, and is forgotten when the tree is done: the next cycle has the verifi
 Letters: F nodes of a level whose children are wanted, D width, V_d draft words, N nodes.
 """
 
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -18,7 +19,7 @@ from torch import Tensor
 from kernels.tree import Tree
 from kernels.window import causal_mask
 from stages.common.eagle import OneLayer
-from stages.common.params import Count
+from stages.common.params import Count, Share
 from stages.evaluate.contract import EMPTY, Proposal, State
 
 
@@ -141,7 +142,8 @@ class DynamicParams:
     drafter: str
     gamma: Count  # deepest level
     top_k: Count  # nodes of a level that get children, and children of each
-    nodes: Count  # N kept of all that were scored
+    nodes: Count  # N kept of all that were scored, at most
+    threshold: Share  # smallest product of q along a kept node's path
 
 
 class DynamicTree(GrowingMethod):
@@ -149,6 +151,7 @@ class DynamicTree(GrowingMethod):
 
     Expansion: of each level the `top_k` likeliest nodes get their `top_k` likeliest words as children. Reranking: the N
     likeliest of all nodes scored. A child is never likelier than its parent and comes after it, so they form a tree.
+    The paper has no threshold (0); above it a tree is small where the head is unsure, as our own trees are.
     """
 
     def __init__(self, params: DynamicParams, head: OneLayer) -> None:
@@ -160,4 +163,6 @@ class DynamicTree(GrowingMethod):
         return dict.fromkeys(chosen, self.params.top_k)
 
     def choose(self, scored: Scored) -> Tree:
-        return scored.tree(scored.best(range(len(scored.words)), self.params.nodes))
+        floor = math.log(self.params.threshold) if self.params.threshold > 0 else -math.inf
+        paying = [node for node, chance in enumerate(scored.chances) if chance >= floor]
+        return scored.tree(scored.best(paying, self.params.nodes))

@@ -1,19 +1,19 @@
 """One smoke run shared by the tests, and the stage graph of every profile."""
 
+import itertools
 import json
+import re
 import shlex
-import shutil
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
-from dvc.repo import Repo
-from dvc.stage import PipelineStage
 from ruamel.yaml import YAML
 
 from tests.pipeline.imports import ROOT
-from tests.pipeline.project import Project, clone, commit, isolated, name_of, set_params
+from tests.pipeline.project import Project, clone, commit, isolated
 
 STAND_IN = Path(__file__).with_name("stand_in.py")
 
@@ -50,16 +50,16 @@ def _without_settings_of_this_machine(tmp_path_factory):
 
 
 @pytest.fixture(scope="session")
-def graph(tmp_path_factory) -> list[Instance]:
-    """Every instance of every stage: all profiles, and all methods, objectives and baselines that have a section."""
-    root = tmp_path_factory.mktemp("graph")
-    for name in ("dvc.yaml", "params.yaml"):
-        shutil.copy2(ROOT / name, root / name)
-    document = YAML(typ="safe").load(root / "params.yaml")
+def graph() -> list[Instance]:
+    """Every instance of every stage: all profiles, and all methods, objectives and baselines that have a section.
+
+    Filled in here, since DVC takes minutes for so many; that it fills in the same is seen in the smoke run.
+    """
+    yaml = YAML(typ="safe")
+    document, stages = yaml.load(ROOT / "params.yaml"), yaml.load(ROOT / "dvc.yaml")["stages"]
     profiles = [name for name, node in document.items() if "models" in keys(node)]
-    set_params(root / "params.yaml", {"profiles": profiles, **everything(document["smoke"])})
-    with Repo.init(str(root), no_scm=True) as repo:
-        return [instance(stage, root) for stage in repo.index.stages]
+    lists = {"benchmarks": document["benchmarks"], "profiles": profiles, **everything(document["smoke"])}
+    return [made for name, stage in stages.items() for made in instances(name, stage, lists)]
 
 
 def everything(profile: dict[str, Any]) -> dict[str, list[str]]:
@@ -76,19 +76,20 @@ def keys(node: object) -> set[str]:
     return set(node) if isinstance(node, dict) else set()
 
 
-def instance(stage: PipelineStage, root: Path) -> Instance:
-    assert isinstance(stage.cmd, str)
-    program, flag, *words = stage.cmd.split()
-    assert (program, flag) == ("python", "-m"), f"{stage.addressing}: {stage.cmd}"
-    deps = [dep for dep in stage.deps if not hasattr(dep, "params")]
-    params = [str(name) for dep in stage.deps if hasattr(dep, "params") for name in dep.params]
+def instances(name: str, stage: dict[str, Any], lists: dict[str, list[str]]) -> Iterator[Instance]:
+    """A stage for every combination of its matrix, whose axes are lists of params.yaml."""
+    axes = {axis: lists[re.fullmatch(r"\$\{(\w+)\}", values)[1]] for axis, values in stage["matrix"].items()}
+    for chosen in itertools.product(*axes.values()):
+        item = dict(zip(axes, chosen, strict=True))
 
-    def paths(items: list[Any]) -> tuple[str, ...]:
-        return tuple(Path(item.fs_path).relative_to(root.resolve()).as_posix() for item in items)
+        def fill(text: str, item: dict[str, str] = item) -> str:
+            return re.sub(r"\$\{item\.(\w+)\}", lambda found: item[found[1]], text)
 
-    return Instance(
-        name_of(stage.addressing), words=tuple(words), deps=paths(deps), params=tuple(params), outs=paths(stage.outs)
-    )
+        program, flag, *words = fill(stage["cmd"]).split()
+        assert (program, flag) == ("python", "-m"), f"{name}: {stage['cmd']}"
+        outs = [next(iter(out)) if isinstance(out, dict) else out for out in stage["outs"]]
+        deps, params, outs = (tuple(map(fill, texts)) for texts in (stage["deps"], stage["params"], outs))
+        yield Instance(f"{name}@{'-'.join(chosen)}", tuple(words), deps, params, outs)
 
 
 @pytest.fixture(scope="session")

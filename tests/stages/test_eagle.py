@@ -60,9 +60,9 @@ def head_of(name, verifier, *, words=range(VOCABULARY)):
     return head
 
 
-def method_of(name, head, *, gamma=4, top_k=3, nodes=10, shape=SHAPE):
+def method_of(name, head, *, gamma=4, top_k=3, nodes=10, shape=SHAPE, threshold=0.0):
     module = method_module(name)
-    wide = {"shape": shape} if name == "eagle" else {"gamma": gamma, "top_k": top_k}
+    wide = {"shape": shape} if name == "eagle" else {"gamma": gamma, "top_k": top_k, "threshold": threshold}
     return module.build(module.Params(drafter=name, nodes=nodes, **wide), head)
 
 
@@ -430,7 +430,7 @@ def test_a_wrong_shift_does_not_pass_the_gate(memorised):
     """EAGLE-3's states tell the next word of a text without chance: there only the loss shows the shift."""
     name, head, e, _ = memorised
     if name == "eagle":
-        method = Shifted(DynamicParams(drafter="", gamma=3, top_k=1, nodes=3), head)
+        method = Shifted(DynamicParams(drafter="", gamma=3, top_k=1, nodes=3, threshold=0.0), head)
         cycles = check(tiny_verifier(), method, e.ids[: e.prompt_length], limit=25)
         assert sum(cycle.accepted for cycle in cycles) < 0.5 * sum(cycle.proposed for cycle in cycles)
     rows = collate([e], Table(a=states_of(tiny_verifier(), e.ids, head.reads)), head)

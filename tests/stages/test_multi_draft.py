@@ -4,7 +4,8 @@ import pytest
 import torch
 
 from kernels.accept import match
-from kernels.tree import Tree, chain, depths, prefix_trie, union, validate
+from kernels.tree import Tree, chain, depths, prefix_trie, validate
+from kernels.union import union
 from stages.evaluate.contract import EMPTY
 from stages.evaluate.methods import prompt_lookup, recursive, specdiff, specdiff2_mix, specdiff2_tree, spectr
 from tests.stages.scripted import (

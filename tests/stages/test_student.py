@@ -38,8 +38,9 @@ def chain_of(drafter, *, gamma=4, temperature=0.0):
     return speculative.build(speculative.Params(drafter="student", gamma=gamma, temperature=temperature), drafter)
 
 
-def tree_of(drafter, *, gamma=4, nodes=8, width=4):
-    return dyspec.build(dyspec.Params(drafter="student", gamma=gamma, nodes=nodes, width=width), drafter)
+def tree_of(drafter, *, gamma=4, nodes=8, width=4, threshold=0.0):
+    params = dyspec.Params(drafter="student", gamma=gamma, nodes=nodes, width=width, threshold=threshold)
+    return dyspec.build(params, drafter)
 
 
 def check(verifier, method, prompt, *, temperature=0.0, limit=10):
@@ -485,3 +486,16 @@ def test_the_stage_writes_a_student_that_loads(tmp_path, monkeypatch):
     assert float(last["streak"]) == pytest.approx(float(measured["streak"]), abs=1e-4)
     assert not list(store.scratch_file().glob("*")), "the resume state is gone"
     check(verifier, tree_of(drafter), prompt_of(6), limit=6)
+
+
+@torch.inference_mode()
+def test_a_threshold_keeps_the_nodes_that_pay():
+    """Those of the whole tree whose product of q is above it, and no pass for what is below."""
+    drafter, prompt = tiny_drafter(), prompt_of(7)
+    trees = []
+    for threshold in (0.0, 0.01, 0.04, 1.0):
+        method = tree_of(drafter, nodes=100, width=5, threshold=threshold)
+        method.start(prompt, torch.empty(0, 0))
+        tree = method.propose(state_of([*prompt, 9])).tree
+        trees.append(set(paths_of(tree.tokens_N.tolist(), tree.parents)))
+    assert trees[0] > trees[1] > trees[2] > trees[3] == set()

@@ -9,11 +9,13 @@ is overtaken later. (The paper's own cure, Alg. 2, also goes depth by depth, but
 that the number of nodes varies.)
 
 Two further differences: the paper draws siblings without replacement and verifies by recursive rejection, which needs
-q; here siblings are the likeliest words and Match verifies, which is lossless for any tree fixed before the coins.
+q; here siblings are the likeliest words and Match verifies, which is lossless for any tree fixed before the coins. And
+a tree may stop at a threshold, small where the student is unsure, as our own trees do.
 
 Letters: N nodes, M rows of a pass, V_d draft vocabulary, T rows seen.
 """
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -22,7 +24,7 @@ from torch import Tensor
 
 from kernels.tree import Tree
 from stages.common.drafters import Drafter
-from stages.common.params import Count
+from stages.common.params import Count, Share
 from stages.evaluate.causal import CausalMethod
 from stages.evaluate.contract import Proposal, State
 
@@ -35,13 +37,15 @@ class Params:
     gamma: Count  # the deepest a node can be, and passes of the student at most
     nodes: Count  # N, at most
     width: Count  # words tried behind each node
+    threshold: Share  # smallest product of q along a node's path; 0: none
 
 
 class Scored:
     """Every node scored so far, in that order: parents before children. Values are sums of log q along the path."""
 
-    def __init__(self, *, width: int) -> None:
+    def __init__(self, *, width: int, threshold: float = 0.0) -> None:
         self.width = width
+        self.floor = math.log(threshold) if threshold > 0 else -math.inf
         self.words: list[int] = []  # draft ids
         self.parents: list[int] = []
         self.values: list[float] = []
@@ -54,7 +58,7 @@ class Scored:
         for parent, logq, words in zip(parents, top.values.tolist(), top.indices.tolist(), strict=True):
             above = self.values[parent] if parent >= 0 else 0.0
             for value, word in zip(logq, words, strict=True):
-                if value > -torch.inf:
+                if value > -torch.inf and above + value >= self.floor:
                     self.words.append(word)
                     self.parents.append(parent)
                     self.values.append(above + value)
@@ -80,7 +84,8 @@ class DySpec(CausalMethod):
     @torch.inference_mode()
     def proposal(self, logits_GVd: Tensor, state: State) -> Proposal:
         p, committed = self.params, self.read.length
-        scored, row_of, first = Scored(width=p.width), dict[int, int](), 0  # row_of: where the cache holds a node
+        scored, first = Scored(width=p.width, threshold=p.threshold), 0
+        row_of: dict[int, int] = {}  # where the cache holds a node
         scored.add([-1], logits_GVd.log_softmax(-1))
         for depth in range(1, self.window(state)):
             layer = [node for node in scored.best(p.nodes - 1) if node >= first]

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from kernels.tree import union
+from kernels.union import union
 from stages.common.drafters import Drafter
 from stages.common.params import Count, Share
 from stages.evaluate.contract import Proposal, State
