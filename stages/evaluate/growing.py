@@ -151,18 +151,25 @@ class DynamicTree(GrowingMethod):
 
     Expansion: of each level the `top_k` likeliest nodes get their `top_k` likeliest words as children. Reranking: the N
     likeliest of all nodes scored. A child is never likelier than its parent and comes after it, so they form a tree.
-    The paper has no threshold (0); above it a tree is small where the head is unsure, as our own trees are.
+    A node whose children cannot be among those N is not expanded: the tree is the same, for fewer rows of the head. The
+    paper has no threshold (0); above 0 a tree is small where the head is unsure, as our own trees are.
     """
 
     def __init__(self, params: DynamicParams, head: OneLayer) -> None:
         super().__init__(head, gamma=params.gamma)
         self.params = params
+        self.floor = math.log(params.threshold) if params.threshold > 0 else -math.inf
 
     def parents(self, scored: Scored, level: list[int], depth: int) -> dict[int, int]:
-        chosen = level if depth == 1 else scored.best(level, self.params.top_k)
+        if depth == 1:
+            return dict.fromkeys(level, self.params.top_k)
+        hopeful = set(self._best(scored, self.params.nodes - 1))
+        chosen = scored.best([node for node in level if node in hopeful], self.params.top_k)
         return dict.fromkeys(chosen, self.params.top_k)
 
     def choose(self, scored: Scored) -> Tree:
-        floor = math.log(self.params.threshold) if self.params.threshold > 0 else -math.inf
-        paying = [node for node, chance in enumerate(scored.chances) if chance >= floor]
-        return scored.tree(scored.best(paying, self.params.nodes))
+        return scored.tree(self._best(scored, self.params.nodes))
+
+    def _best(self, scored: Scored, count: int) -> list[int]:
+        paying = [node for node, chance in enumerate(scored.chances) if chance >= self.floor]
+        return scored.best(paying, count)

@@ -16,6 +16,7 @@ from stages.common.provenance import prompt_sha256
 from stages.evaluate.harness import Prompt
 
 VANILLA = "vanilla"
+WINDOW = "masked_window"  # the kind of drafter that a method wants unless its module says another `KIND`
 # By the kind of their drafter.json; any other kind is a Drafter.
 HEADS: dict[str, type[Head]] = {head.kind: head for head in (EagleHead, Eagle3Head, MedusaHead, HydraHead, FedDrafter)}
 
@@ -49,8 +50,13 @@ def method_drafter(
     folder = Path(manifest["folder"])
     if not folder.exists() or store.sha256_folder(folder) != manifest["sha256"]:
         raise ValueError(f"{folder}: not the drafter that {path} pins; run dvc repro drafter")
+    kind, wanted = store.read_json(folder / "drafter.json")["kind"], getattr(method_module(method), "KIND", WINDOW)
+    if kind != wanted:
+        raise ValueError(
+            f"params.yaml: {profile}.evaluate.{method}.drafter: {manifest['drafter']!r} is of kind {kind!r}; "
+            f"name a drafter of kind {wanted!r}"
+        )
     fingerprint, config = tokenizer.fingerprint(), config_digest(store.verifier_folder(profile))
-    kind = store.read_json(folder / "drafter.json")["kind"]
     if kind in HEADS:
         return load_head(folder, HEADS[kind], verifier, tokenizer=fingerprint, config=config)
     return load_drafter(

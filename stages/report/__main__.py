@@ -1,7 +1,7 @@
 """Report stage: `python -m stages.report <profile>`.
 
 Reads   data/<p>/cells/<benchmark>/<method>.parquet, data/<p>/curves/{adapt,<objective>,<baseline>}.csv
-Writes  reports/<p>/: metrics.json speedups.csv speedups.md speedups.tex bars.csv curves.csv acceptance.csv
+Writes  reports/<p>/: metrics.json speedups.csv speedups.md speedups.tex methods.tex bars.csv curves.csv acceptance.csv
         figures/*.svg report.html report.md
 Params  seed, benchmarks, methods, objectives, baselines, report
 
@@ -47,6 +47,7 @@ def write(report: content.Report) -> None:
     store.write_text(folder / "speedups.csv", tables.csv(report.table))
     store.write_text(folder / "speedups.md", tables.markdown(report.table))
     store.write_text(folder / "speedups.tex", tables.latex(report.table))
+    store.write_text(folder / "methods.tex", tables.latex(tables.by_method(report.table)))
     store.write_text(folder / "bars.csv", tables.csv(tables.bars(report.table)))
     store.write_text(folder / "curves.csv", tables.csv(curves.long_form(report.curves)))
     store.write_text(folder / "acceptance.csv", tables.csv(report.acceptance))

@@ -13,8 +13,10 @@ def render(report: Report, plates: list[Plate]) -> str:
     parts = [f"# SpecDiff-2 on profile `{report.profile}`: what was measured"]
     parts += [f"> **{text}**" for text in (words.SMOKE if report.smoke else "", words.alarm(report)) if text]
     parts.append(" ".join(words.findings(report)))
-    parts.append("## Speed-ups\n\nSpeed-up (accepted streak).\n\n" + tables.markdown(tables.by_method(report.table)))
+    parts.append("## Speed-ups\n\nSpeed-up (accepted streak).\n\n" + _by_method(report))
     parts.append(tables.markdown(_short(report)))
+    if len(ablation := tables.ablation(report.table)):
+        parts.append(f"## What alignment gains\n\n{words.ABLATION}\n\n" + tables.markdown(ablation))
     if splits := words.shared_templates(report):
         parts.append(splits)
     parts.append("All columns: [speedups.csv](speedups.csv). The whole page: [report.html](report.html).")
@@ -33,6 +35,11 @@ def render(report: Report, plates: list[Plate]) -> str:
     parts.append(words.remake(report))
     parts.append("## What the numbers do not show\n\n" + "\n".join(f"- {point}" for point in words.limits(report)))
     return "\n\n".join(part.strip() for part in parts) + "\n"
+
+
+def _by_method(report: Report) -> str:
+    table = tables.by_method(report.table)
+    return tables.markdown(table) if len(table) else "No method besides vanilla was timed."
 
 
 def _short(report: Report) -> Frame:

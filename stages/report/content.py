@@ -29,6 +29,7 @@ class Report:
     published: Frame
     accuracy: Frame
     methods: Frame
+    objectives: list[str]  # trainings that go on from adapt
     fairness: Frame
     temperatures: list[float]
 
@@ -78,6 +79,7 @@ def build(
         published=published.beside(table),
         accuracy=accuracy(groups),
         methods=used,
+        objectives=objectives,
         fairness=fairness.trainings(used, training, objectives),
         temperatures=sorted({float(t) for cell in cells for t in cell.rows["temperature"]}),
     )
@@ -124,7 +126,8 @@ def methods(cells: list[Cell]) -> Frame:
 def settings(cell: Cell) -> str:
     """The method's section of params.yaml, without the name of its drafter."""
     section = cell.provenance.get("params", {}).get(cell.method, {})
-    return ", ".join(f"{name} {value:g}" for name, value in section.items() if isinstance(value, int | float))
+    values = {name: value for name, value in section.items() if name != "drafter"}
+    return ", ".join(f"{name} {v:g}" if isinstance(v, int | float) else f"{name} {v}" for name, v in values.items())
 
 
 def metrics(report: Report) -> dict[str, Any]:

@@ -1,6 +1,6 @@
 """The cost model beside the measurement: speed-up = (1 + E[L]) / (t_verify/t_1 + c + o).
 
-t_1 is the median time of a vanilla step, c the drafting pass and o the engine's own time, both in vanilla
+t_1 is the median time of a vanilla step, c the drafting of a cycle and o the engine's own time, both in vanilla
 steps. The costs are fitted once for each method, as medians over the prompts of *all* benchmarks; the
 speed-up of a benchmark is then predicted from its own E[L] alone. So it can fail: if clock, counters or
 yardstick are wrong, or if cost depends on the benchmark, prediction and measurement part.

@@ -1,6 +1,6 @@
 """Training curves and acceptance by position, in long form.
 
-Training stages write one CSV each: step, tokens, windows, lr, loss, grad_norm, split (train or valid),
+Training stages write one CSV each: step, tokens, windows or seconds, lr, loss, grad_norm, split (train or valid),
 streak, trie16 and accept_1 .. accept_G (joint acceptance by position on held-out prompts, teacher-forced).
 Cells hold what really happened.
 """
@@ -14,6 +14,8 @@ from stages.common import store
 from stages.report import measures
 from stages.report.cells import VANILLA, Group
 from stages.report.frames import Frame
+
+COUNTERS = ("tokens", "windows", "seconds")  # follow the step, or the clock
 
 
 def read(profile: str, trainings: list[str]) -> dict[str, Frame]:
@@ -38,7 +40,7 @@ def long_form(curves: dict[str, Frame]) -> Frame:
     parts = []
     for training, curve in curves.items():
         numbers = (
-            curve.drop(columns=["split", "tokens", "windows"], errors="ignore")
+            curve.drop(columns=["split", *COUNTERS], errors="ignore")
             .apply(pd.to_numeric, errors="coerce")
             .assign(split=curve["split"])
         )

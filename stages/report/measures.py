@@ -4,7 +4,7 @@
     accepted_streak     = accepted / cycles
     acceptance_at_pos_j = cycles with at least j accepted / cycles;  alpha_j is the ratio of neighbours
     speed-up            = sum_i decoded_i * (yardstick_s_i / yardstick_tokens_i) / sum_i decode_s_i
-    cost ratio c        = seconds of one drafting pass / seconds of one vanilla step
+    cost ratio c        = drafting seconds of a cycle / seconds of one vanilla step
 
 `decoded` leaves out a text's first token, which comes from the prefill and is in nobody's decoding time. The
 speed-up is the time vanilla would have taken for the very tokens the method decoded, at the pace measured
@@ -142,9 +142,14 @@ def coverage(rows: Frame) -> float:
     return float(rows["covered_tokens"].sum() / tokens) if tokens else float("nan")
 
 
+def compared(rows: Frame) -> Frame:
+    """The answers that had to be vanilla's own: not those drawn with other coins, which have no first difference."""
+    return rows[rows["matches_vanilla"].astype(bool) | (rows["first_difference"] >= 0)]
+
+
 def differences(rows: Frame) -> tuple[int, int]:
     """(excused, unexcused) answers that differ from vanilla's; only rounding excuses one."""
-    differs = ~rows["matches_vanilla"].astype(bool)
+    differs = rows["first_difference"] >= 0
     excused = rows["excused"].astype(bool)
     return int((differs & excused).sum()), int((differs & ~excused).sum())
 

@@ -27,7 +27,7 @@ HEADS = {  # column: heading, what it means
     "acceptance_length": ("tokens per cycle", "accepted drafts and bonus, pooled over cycles"),
     "acceptance_length_mean": ("mean over prompts", "tokens per cycle of each prompt, averaged"),
     "accepted_streak": ("accepted streak", "accepted drafts per cycle, bonus excluded"),
-    "cost_ratio": ("cost ratio c", "seconds of a drafting pass over seconds of a vanilla step"),
+    "cost_ratio": ("cost ratio c", "drafting seconds of a cycle over seconds of a vanilla step"),
     "tokens_per_s": ("tokens/s", "decoding only, prefill apart"),
     "draft_vocab_coverage": ("words covered", "share of emitted tokens inside the draft vocabulary"),
 }
@@ -60,6 +60,7 @@ def render(report: Report, plates: list[Plate]) -> str:
         "they show the error "
         "of the clock; bold marks the fastest method of a benchmark.</p>",
         *([f"<p>{_text(splits)}</p>"] if splits else []),
+        *_ablation(report),
         "<h2>Figures</h2>",
         *(_figure(plate) for plate in plates),
         "<h2>Is it lossless?</h2>",
@@ -166,6 +167,17 @@ def cost_lines(report: Report) -> Frame:
         f"{e:+.1%}" + (" FAR" if f else "") for e, f in zip(report.costs["error"], report.costs["flagged"], strict=True)
     ]
     return table.assign(difference=flags)
+
+
+def _ablation(report: Report) -> list[str]:
+    table = tables.ablation(report.table)
+    if table.empty:
+        return []
+    return [
+        "<h2>What alignment gains</h2>",
+        f'<p class="note">{_text(words.ABLATION)}</p>',
+        _plain(table, ""),
+    ]
 
 
 def _accuracy(report: Report) -> list[str]:

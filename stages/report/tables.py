@@ -101,8 +101,28 @@ def by_method(table: Frame) -> Frame:
     places = (rows["benchmark"] + " " + rows["split"]).tolist()
     flat = pd.DataFrame({"method": rows["method"].tolist(), "place": places, "text": texts})
     order = {"method": list(dict.fromkeys(flat["method"])), "place": list(dict.fromkeys(places))}
+    if flat.empty:
+        return pd.DataFrame()
     wide = flat.pivot(index="method", columns="place", values="text").reindex(order["method"])[order["place"]]
     return wide.fillna(NONE).reset_index().rename_axis(columns=None)
+
+
+ALIGNMENTS = {
+    "specdiff": "none (one draft, the likeliest at T_d = 0)",
+    "specdiff2_test": "test-time",
+    "specdiff2_train": "train-time",
+    "specdiff2": "both",
+}
+
+
+def ablation(table: Frame) -> Frame:
+    """The paper's Table 3: which alignment gains what. Empty unless each alone and both together were measured."""
+    rows = by_method(table[table["method"].isin(ALIGNMENTS)])
+    if len(rows) < len(ALIGNMENTS):
+        return pd.DataFrame()
+    rows = rows.set_index("method").loc[list(ALIGNMENTS)].reset_index()
+    rows.insert(0, "alignment", list(ALIGNMENTS.values()))
+    return rows
 
 
 def drafting(table: Frame) -> Frame:

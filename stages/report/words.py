@@ -4,14 +4,19 @@ from typing import Any
 
 import pandas as pd
 
-from stages.report import curves, tables
+from stages.report import curves, measures, tables
 from stages.report.cells import VANILLA
 from stages.report.content import Report
+from stages.report.fairness import START
 from stages.report.frames import Frame
 
 SMOKE = (
     "This is the smoke profile: a tiny random model on made-up prompts. It shows that the pipeline runs. "
     "The numbers below mean nothing."
+)
+ABLATION = (
+    "The paper's ablation: train-time alignment is distillation (streak), test-time alignment is the choice among K "
+    "drafts by the verifier. Speed-up (accepted streak)."
 )
 SEEN, NEW = "seen_template", "new_template"
 DRAFTINGS = {
@@ -70,8 +75,9 @@ def fastest(report: Report) -> str:
 def alignment(report: Report) -> str:
     """What distillation changed on held-out prompts, for each way of drafting."""
     parts = []
+    ours = {name: curve for name, curve in report.curves.items() if name in (START, *report.objectives)}
     for quantity, drafting in DRAFTINGS.items():
-        known = [(name, curves.last(curve, quantity)) for name, curve in report.curves.items()]
+        known = [(name, curves.last(curve, quantity)) for name, curve in ours.items()]
         values = [f"{value:.2f} after {name}" for name, value in known if value is not None]
         if len(values) > 1:
             parts.append(f"{drafting} {_listed(values)}")
@@ -82,7 +88,9 @@ def alignment(report: Report) -> str:
 
 def losslessness(report: Report) -> str:
     """How many answers were compared with vanilla's and how many differ."""
-    total = sum(len(group.rows) for group in report.groups if group.method != VANILLA)
+    drafted = [group.rows for group in report.groups if group.method != VANILLA]
+    total = sum(len(measures.compared(rows)) for rows in drafted)
+    apart = sum(len(rows) for rows in drafted) - total
     excused, unexcused = report.excused, report.unexcused
     if not total:
         return ""
@@ -93,7 +101,10 @@ def losslessness(report: Report) -> str:
     )
     if unexcused:
         return f"{text} and {_differ(unexcused)} WITHOUT EXCUSE: losslessness is broken."
-    return f"{text} and none without excuse."
+    text = f"{text} and none without excuse."
+    if apart:
+        text += f" {_count(apart, 'answer')} had coins of their own, and are judged by their law in the tests alone."
+    return text
 
 
 def yardstick(report: Report) -> str:
@@ -157,7 +168,8 @@ def limits(report: Report) -> list[str]:
     by_split = report.table.groupby(["benchmark", "split"], sort=False)["prompts"].max()
     counts = by_split.groupby("benchmark", sort=False).sum()
     sizes = ", ".join(f"{name} {count}" for name, count in counts.items())
-    coverage = report.table.loc[report.table["method"] != VANILLA, "draft_vocab_coverage"].dropna()
+    narrow = report.table[report.table["draft_vocab_coverage"] < 1]
+    coverage = narrow["draft_vocab_coverage"]
     temperatures = _listed([f"{t:g}" for t in report.temperatures])
     points = [
         f"Few prompts were decoded ({sizes}), and an interval over a handful of prompts covers less than its name "
@@ -170,10 +182,11 @@ def limits(report: Report) -> list[str]:
         f"Verifier temperature {temperatures} only. Prefill is not in the speed-up.",
         "The text is the verifier's own, only sooner: how good it is was not measured.",
     ]
-    if len(coverage) and coverage.min() < 1:
+    if len(coverage):
         points.append(
-            "The drafter speaks the most frequent tokens of its corpus only (`adapt.draft_vocab`): "
-            f"{coverage.min():.1%} to {coverage.max():.1%} of the emitted tokens; no other can be drafted."
+            f"The drafters of {_listed(list(dict.fromkeys(narrow['method'])))} speak the most frequent tokens of their "
+            f"corpus only (`draft_vocab`): {coverage.min():.1%} to {coverage.max():.1%} of the emitted tokens; the "
+            "drafter can propose no other."
         )
     return points
 

@@ -29,7 +29,7 @@ CURVES = {
 def test_a_distilled_drafter_has_the_tokens_of_its_start_too():
     table = trainings(METHODS, CURVES, ["streak"]).set_index("drafter")
     assert list(table.index) == ["adapt", "streak", "eagle"]
-    assert list(table["training tokens"]) == [40, 60, 15]
+    assert list(table["training tokens"]) == ["40", "60", "15"]
     assert list(table["steps"]) == ["4", "4 + 2", "3"]
     assert table.loc["streak", "methods"] == "specdiff2, specdiff2_trie"
     assert table.loc["streak", "held-out streak, chain"] == 0.7
@@ -43,5 +43,6 @@ def test_seconds_are_told_only_where_every_part_was_timed():
     assert trainings(METHODS, timed, ["streak"]).set_index("drafter").loc["streak", "seconds"] == "14"
 
 
-def test_a_method_whose_training_left_no_curve_is_left_out():
-    assert list(trainings(METHODS, {"eagle": CURVES["eagle"]}, [])["drafter"]) == ["eagle"]
+def test_a_drafter_without_a_curve_keeps_its_row():
+    table = trainings(METHODS, {"eagle": CURVES["eagle"]}, ["streak"]).set_index("drafter")
+    assert list(table["steps"]) == ["no curve of adapt", "no curve of adapt", "3"]

@@ -229,13 +229,45 @@ def test_splits_are_rows_of_their_own() -> None:
 def test_differences_and_coverage() -> None:
     rows = [
         record(0, [1], covered_tokens=1),
-        record(1, [1], matches_vanilla=False, excused=True),
-        record(2, [1], matches_vanilla=False),
-        record(3, [1], matches_vanilla=False),
+        record(1, [1], matches_vanilla=False, first_difference=0, excused=True),
+        record(2, [1], matches_vanilla=False, first_difference=1),
+        record(3, [1], matches_vanilla=False, first_difference=2),
     ]
     row = speedups(cell(rows)).iloc[0]
     assert (row["excused_differences"], row["unexcused_differences"]) == (1, 2)
     assert row["draft_vocab_coverage"] == pytest.approx(10 / 12)
+
+
+def test_a_text_drawn_with_other_coins_is_no_difference() -> None:
+    """As Leviathan's are at a temperature: never compared, so neither excused nor not."""
+    rows = cell([record(0, [1]), record(1, [1], matches_vanilla=False, first_difference=-1)]).rows
+    assert measures.differences(rows) == (0, 0)
+    assert list(measures.compared(rows)["prompt_id"]) == ["p0"]
+
+
+def table_of(*speeds: tuple[str, str, float, float]) -> Frame:
+    names = ("method", "split", "speedup", "accepted_streak")
+    return pd.DataFrame([{"benchmark": "b", **dict(zip(names, row, strict=True))} for row in speeds])
+
+
+def test_the_table_by_method_has_a_row_for_each_and_a_gap_where_none_was_timed() -> None:
+    table = table_of(("vanilla", "x", 1.0, 0.0), ("eagle2", "x", 1.204, 0.5), ("eagle2", "y", 0.999, 0.25))
+    table = pd.concat([table, table_of(("medusa", "x", math.nan, 0.0), ("medusa", "y", 1.5, 1.0))])
+    wide = tables.by_method(table)
+    assert wide.to_numpy().tolist() == [
+        ["eagle2", "1.20 (0.50)", "0.999 (0.25)"],
+        ["medusa", "n/a", "1.50 (1.00)"],
+    ]
+    assert list(wide.columns) == ["method", "b x", "b y"]
+    assert tables.by_method(table_of(("vanilla", "x", 1.0, 0.0))).empty
+
+
+def test_the_ablation_needs_all_four_and_keeps_its_order() -> None:
+    names = ["specdiff2", "specdiff2_train", "specdiff", "specdiff2_test"]
+    table = table_of(*((name, "x", 1 + i / 10, 0.5) for i, name in enumerate(names)))
+    assert list(tables.ablation(table)["method"]) == list(tables.ALIGNMENTS)
+    assert tables.ablation(table)["b x"].tolist() == ["1.20 (0.50)", "1.30 (0.50)", "1.10 (0.50)", "1.00 (0.50)"]
+    assert tables.ablation(table[table["method"] != "specdiff2"]).empty
 
 
 def test_accuracy_leaves_ungraded_out() -> None:

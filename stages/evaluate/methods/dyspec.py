@@ -29,6 +29,7 @@ from stages.evaluate.causal import CausalMethod
 from stages.evaluate.contract import Proposal, State
 
 RULE = "match"
+KIND = "causal"  # of its drafter
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -14,6 +14,7 @@ from stages.common.params import Count, Natural
 from stages.evaluate.growing import GrowingMethod, Scored
 
 RULE = "match"
+KIND = "eagle"  # of its drafter
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -4,9 +4,10 @@ from stages.common.eagle import OneLayer
 from stages.evaluate.growing import DynamicParams as Params
 from stages.evaluate.growing import DynamicTree
 
-__all__ = ["RULE", "Params", "build"]
+__all__ = ["KIND", "RULE", "Params", "build"]
 
 RULE = "match"
+KIND = "eagle"  # of its drafter
 
 
 def build(params: Params, drafter: OneLayer) -> DynamicTree:

@@ -8,9 +8,10 @@ from stages.common.medusa import WindowHeads
 from stages.evaluate.window_heads import HeadsMethod
 from stages.evaluate.window_heads import HeadsParams as Params
 
-__all__ = ["RULE", "Params", "build"]
+__all__ = ["KIND", "RULE", "Params", "build"]
 
 RULE = "match"
+KIND = "hydra"  # of its drafter
 
 
 def build(params: Params, drafter: WindowHeads) -> HeadsMethod:

@@ -16,6 +16,7 @@ from stages.common.params import Count, Share
 from stages.evaluate.contract import EMPTY, Proposal, State
 
 RULE = "match"
+KIND = "fed"  # of its drafter
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -18,6 +18,7 @@ from stages.evaluate.causal import CausalMethod
 from stages.evaluate.contract import DRAFT_STREAM, Proposal, State
 
 RULE = "leviathan"
+KIND = "causal"  # of its drafter
 
 
 @dataclass(frozen=True, kw_only=True)
