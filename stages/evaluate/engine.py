@@ -18,7 +18,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from kernels import accept, sampling
+from kernels import accept, multi_draft, sampling
 from kernels.cache import KVCache
 from kernels.tree import Tree, ancestors_NN, depths
 from stages.common.features import Taps
@@ -239,5 +239,5 @@ class Engine:
         if proposal.rule == "leviathan":
             chain_G = uniforms_GK[:, 0].to(logits_MV.device)
             return accept.leviathan(tree.tokens_N, q_GV, p_at(slice(None)), uniforms_G=chain_G, final_uniform=final)
-        rule = accept.recursive if proposal.rule == "recursive" else accept.k_seq
-        return accept.multi_draft(tree, paths, q_GV, p_at, rule=rule, uniforms_GK=uniforms_GK, final_uniform=final)
+        rule = multi_draft.recursive if proposal.rule == "recursive" else multi_draft.k_seq
+        return multi_draft.multi_draft(tree, paths, q_GV, p_at, rule=rule, uniforms_GK=uniforms_GK, final_uniform=final)

@@ -7,8 +7,9 @@ from functools import lru_cache
 import pytest
 import torch
 
-from kernels import accept
-from kernels.accept import Ending, Pick, k_seq, k_seq_rho, leviathan, multi_draft, recursive, walk_drafts
+from kernels import multi_draft as rules
+from kernels.accept import leviathan
+from kernels.multi_draft import Ending, Pick, k_seq, k_seq_rho, multi_draft, recursive, walk_drafts
 from kernels.sampling import keyed_uniform, residual
 from kernels.tree import chain, prefix_trie
 from tests.kernels.laws import (
@@ -92,7 +93,7 @@ def rho_once(monkeypatch):
         return k_seq_rho(torch.tensor(p, dtype=torch.float64), torch.tensor(q, dtype=torch.float64), draws)
 
     monkeypatch.setattr(
-        accept, "k_seq_rho", lambda p_V, q_V, draws: kept(tuple(p_V.tolist()), tuple(q_V.tolist()), draws)
+        rules, "k_seq_rho", lambda p_V, q_V, draws: kept(tuple(p_V.tolist()), tuple(q_V.tolist()), draws)
     )
 
 
@@ -163,16 +164,16 @@ def test_k_seq_with_rho_too_small(monkeypatch, share, tv):
     """rho = 1 is Leviathan's ratio tried K times: p=(.6,.4), q fair, K=2 give (.56, .44)."""
     verifier = Constant(0.6, 0.4)
     right = k_seq_rho(verifier(()), FAIR_GV[0], 2)
-    monkeypatch.setattr(accept, "k_seq_rho", lambda *_: 1 + share * (right - 1))
+    monkeypatch.setattr(rules, "k_seq_rho", lambda *_: 1 + share * (right - 1))
     found = distance(law_of(k_seq, verifier, FAIR_GV, 2), verifier, 1)
     assert found == pytest.approx(tv, abs=1e-9 if share in (0, 1) else 5e-4)
 
 
 def test_a_larger_rho_is_lossless_but_accepts_less(monkeypatch):
     """Any rho from the right one up to K is lossless: only acceptance is lost."""
-    mass, right = {}, accept.k_seq_rho
+    mass, right = {}, rules.k_seq_rho
     for more in (0.0, 0.3):
-        monkeypatch.setattr(accept, "k_seq_rho", lambda p_V, q_V, n, more=more: min(n, right(p_V, q_V, n) + more))
+        monkeypatch.setattr(rules, "k_seq_rho", lambda p_V, q_V, n, more=more: min(n, right(p_V, q_V, n) + more))
         law = law_of(k_seq, SKEWED, SKEWED_GV, 2)
         assert distance(law, SKEWED, 3) < EXACT
         mass[more] = sum(w * (len(tokens) - 1) for tokens, w in law.items())

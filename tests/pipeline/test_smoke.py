@@ -7,7 +7,7 @@ import sys
 import pytest
 
 from stages.common import store
-from tests.pipeline.project import STARTED
+from tests.pipeline.project import STARTED, commit
 
 pytestmark = pytest.mark.slow
 
@@ -98,6 +98,25 @@ def test_a_question_is_answered_on_the_terminal(smoke):
     words = re.sub(r"\033\[\d+m", "", coloured)
     assert words.startswith(plain[: account.start()]), "colour changes no word"
     assert "specdiff2_tree: 0 token(s), nothing to measure" in ask("--max-new-tokens", "0")
+
+
+def test_dvc_compares_two_revisions(smoke, tmp_path):
+    """`dvc exp diff`, `metrics diff` and `plots diff` between two commits, with the numbers of both."""
+    project = smoke.project.copy(tmp_path / "copy")
+    project.run("git", "add", "--force", store.report_folder("smoke").as_posix())  # only real profiles' live in Git
+    commit(project)
+    file = project.root / store.report_folder("smoke") / "metrics.json"
+    metrics = json.loads(file.read_text())
+    metrics["lossless"]["excused_differences"] = 7
+    file.write_text(json.dumps(metrics))
+    commit(project)
+    for words in (("exp", "diff"), ("metrics", "diff")):
+        shown = json.loads(project.dvc(*words, "HEAD~1", "HEAD", "--json").splitlines()[-1])
+        changed = shown.get("metrics", shown)["reports/smoke/metrics.json"]["lossless.excused_differences"]
+        assert (changed["old"], changed["new"]) == (0, 7)
+    output = project.dvc("plots", "diff", "HEAD~1", "HEAD", "--out", str(project.root / ".plots"))
+    assert "failed" not in output.lower()
+    assert "speed-up" in (project.root / ".plots" / "index.html").read_text()
 
 
 def test_dvc_shows_metrics_and_plots(smoke):

@@ -228,6 +228,30 @@ def test_eagle2_grows_and_reranks_as_by_brute_force(top_k, nodes, gamma):
     assert len(paths) == len(wanted) == min(nodes, top_k + (gamma - 1) * top_k**2)
 
 
+@torch.inference_mode()
+def test_a_threshold_keeps_the_nodes_that_pay_and_spares_the_rows_of_the_others(monkeypatch):
+    verifier = tiny_verifier()
+    head, rows, trees = head_of("eagle2", verifier), [], []
+    inner = type(head).forward
+
+    def counting(self, words_BN, *more):
+        rows[-1] += words_BN.shape[1]
+        return inner(self, words_BN, *more)
+
+    monkeypatch.setattr(type(head), "forward", counting)
+    for threshold in (0.0, 0.005, 0.02, 1.0):
+        rows.append(0)
+        method = method_of("eagle2", head, top_k=4, nodes=100, gamma=4, threshold=threshold)
+        method.start((), torch.empty(0, 0))
+        tree = method.propose(state_of(verifier, prompt_of(8), head.reads)).tree
+        paths = list[tuple[int, ...]]()
+        for word, parent in zip(tree.tokens_N.tolist(), tree.parents, strict=True):
+            paths.append((*paths[parent], word) if parent >= 0 else (word,))
+        trees.append(set(paths))
+    assert trees[0] > trees[1] > trees[2] > trees[3] == set()
+    assert rows[0] > rows[1] > rows[2] >= rows[3] == 7, "the committed tokens are read in any case"
+
+
 def test_equal_chances_keep_parents_before_children():
     scored = Scored(words=[4, 5, 6], parents=[-1, 0, 1], chances=[-1.0, -1.0, -1.0])
     assert scored.tree(scored.best(range(3), 2)).parents == [-1, 0]
