@@ -19,6 +19,8 @@ ABLATION = (
     "drafts by the verifier. Speed-up (accepted streak)."
 )
 SEEN, NEW = "seen_template", "new_template"
+OURS = "specdiff2"  # how the names of the paper's and this project's methods begin
+MANY = 8  # rows are counted rather than named
 DRAFTINGS = {
     "streak": "of the likeliest chain",
     "sampled_streak": "of one draft sampled at temperature 1",
@@ -30,6 +32,7 @@ def findings(report: Report) -> list[str]:
     """The opening paragraph, a sentence each."""
     sentences = [
         fastest(report),
+        rivals(report),
         alignment(report),
         losslessness(report),
         yardstick(report),
@@ -67,9 +70,29 @@ def fastest(report: Report) -> str:
     if level:
         text += f" On {_listed(level)} the fastest is not told apart from vanilla."
     sure = [f"{row['method']} on {place(row)}" for row in drafting.to_dict("records") if row["speedup_low"] > 1]
-    if sure:
+    if len(sure) > MANY:
+        text += f" {len(sure)} of {len(drafting)} rows are faster than vanilla with the whole interval."
+    elif sure:
         text += f" Faster than vanilla with the whole interval: {_listed(sure)}."
     return text
+
+
+def rivals(report: Report) -> str:
+    """The fastest of this project's methods beside the fastest other one, place by place; nothing without a rival."""
+    drafting = tables.drafting(report.table)
+    ours = drafting["method"].str.startswith(OURS)
+    parts = []
+    for _, rows in drafting.groupby(["benchmark", "split"], sort=False):
+        mine, others = rows[ours.loc[rows.index]], rows[~ours.loc[rows.index]]
+        if mine.empty or others.empty:
+            continue
+        a, b = (side.loc[side["speedup"].idxmax()] for side in (mine, others))
+        apart = a["speedup_low"] > b["speedup_high"] or b["speedup_low"] > a["speedup_high"]
+        parts.append(
+            f"on {place(a)} {a['method']} {tables.ratio(a['speedup'])} against {b['method']} "
+            f"{tables.ratio(b['speedup'])} (intervals {'apart' if apart else 'overlap'})"
+        )
+    return f"The fastest method of this project beside the fastest other: {'; '.join(parts)}." if parts else ""
 
 
 def alignment(report: Report) -> str:

@@ -1,6 +1,7 @@
 """Measures of the report against values worked out by hand."""
 
 import math
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -8,7 +9,7 @@ import pandas as pd
 import pytest
 
 from stages.common import store
-from stages.report import cells, cost, curves, measures, published, tables
+from stages.report import cells, cost, curves, measures, published, tables, words
 from stages.report.cells import Cell
 from stages.report.frames import Frame
 from stages.report.params import Colours, ReportParams
@@ -358,3 +359,21 @@ def test_training_curve_with_odd_columns() -> None:
     long = curves.long_form({"adapt": curve})
     assert "remark" not in set(long["quantity"])
     assert len(long) == 4 + 3 * 2
+
+
+def test_rivals_are_named_place_by_place_with_what_the_intervals_say() -> None:
+    rows = [
+        ("vanilla", "x", 1.0, 0.98, 1.02),
+        ("specdiff2_tree", "x", 1.6, 1.5, 1.7),
+        ("specdiff2", "x", 1.1, 1.0, 1.2),
+        ("eagle2", "x", 1.2, 1.1, 1.3),
+        ("specdiff2_tree", "y", 1.0, 0.9, 1.1),
+        ("specdiff", "y", 1.05, 0.95, 1.15),
+        ("specdiff2_tree", "z", 1.4, 1.3, 1.5),
+    ]
+    names = ("method", "split", "speedup", "speedup_low", "speedup_high")
+    table = pd.DataFrame([{"benchmark": "b", **dict(zip(names, row, strict=True))} for row in rows])
+    said = words.rivals(SimpleNamespace(table=table))  # pyright: ignore[reportArgumentType]
+    assert "on b (x) specdiff2_tree 1.60 against eagle2 1.20 (intervals apart)" in said
+    assert "on b (y) specdiff2_tree 1.00 against specdiff 1.05 (intervals overlap)" in said
+    assert "(z)" not in said
