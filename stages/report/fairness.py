@@ -60,5 +60,6 @@ NOTE = (
     "held-out streak is the expected number of accepted tokens on texts that no training saw, each training's own "
     "account of it: of the likeliest chain, and of the best-first tree where it was measured. Every tree has the same "
     "most nodes; all but that of eagle, whose shape is fixed, stop where the product of q falls below a threshold "
-    "(settings below)."
+    "(settings below). specdiff2_mix has a second proposer, the lookup of prompt_lookup, which could join any other "
+    "tree as well."
 )
