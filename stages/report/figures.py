@@ -1,7 +1,10 @@
 """The figures of the report: tables made elsewhere in, a figure out, or `Absent` with the reason."""
 
+from typing import Any
+
 import numpy as np
 import pandas as pd
+from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator, PercentFormatter
 
@@ -198,13 +201,14 @@ def training(curves: dict[str, Frame], colours: dict[str, str]) -> Figure:
     for axes in (*uppers[len(drawn) :], *lowers[len(drawn) :]):
         axes.set_axis_off()
     for upper, lower, (name, curve) in zip(uppers, lowers, drawn.items(), strict=False):
-        for axes, quantity, split, look, label in (
+        lines: list[tuple[Axes, str, str, dict[str, Any], str]] = [
             (upper, "loss", "train", {"alpha": 0.45, "linewidth": 1}, "train"),
             (upper, "loss", "valid", {"marker": "o"}, "held out"),
             (lower, "streak", "valid", {"marker": "o"}, "likeliest chain"),
             (lower, "sampled_streak", "valid", {"marker": "^", "linestyle": ":"}, "one sampled draft"),
             (lower, "tree", "valid", {"marker": "s", "linestyle": "--"}, "best-first tree"),
-        ):
+        ]
+        for axes, quantity, split, look, label in lines:
             if quantity in curve.columns:
                 rows = curve[curve["split"] == split].dropna(subset=[quantity])
                 if len(rows):
