@@ -19,7 +19,7 @@ STAND_IN = Path(__file__).with_name("stand_in.py")
 
 
 FEW = {
-    "methods": ["specdiff", "specdiff2", "specdiff2_trie", "specdiff2_tree", "eagle2"],
+    "methods": ["specdiff2", "specdiff2_trie", "specdiff2_tree", "eagle2"],
     "objectives": ["streak", "trie_streak"],
     "features": ["verifier"],
     "baselines": ["eagle"],
@@ -104,6 +104,7 @@ def smoke(tmp_path_factory) -> Smoke:
     takes as long as they do.
     """
     project = clone(tmp_path_factory.mktemp("smoke"))
+    project.drop("cpu", "cpu_long")
     project.set(profiles=["smoke"], benchmarks=["gsm_symbolic"], **SMOKE)
     commit(project)
     return Smoke(project, project.dvc("repro"))
@@ -119,6 +120,7 @@ def finished(tmp_path_factory, graph) -> Project:
     (aside / "python").write_text(f'#!/bin/sh\nexec {command} "$@"\n')
     (aside / "python").chmod(0o755)
     project = clone(tmp_path_factory.mktemp("finished"), programs=aside)
+    project.drop("cpu_long")
     project.set(profiles=["smoke"], benchmarks=["gsm_symbolic", "humaneval"], **FEW)
     commit(project)
     project.dvc("repro")

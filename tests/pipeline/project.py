@@ -75,6 +75,14 @@ class Project:
         """Write values into params.yaml by dotted key; a value's kind must stay what it was."""
         set_params(self.root / "params.yaml", values)
 
+    def drop(self, *profiles: str) -> None:
+        """Leave profiles out of params.yaml: DVC reads the whole file again for every stage."""
+        yaml, path = YAML(), self.root / "params.yaml"
+        document = yaml.load(path)
+        for profile in profiles:
+            del document[profile]
+        yaml.dump(document, path)
+
     @contextmanager
     def edited(self, file: str, text: str = "\n# edited\n", **values: Any) -> Iterator[None]:
         """params.yaml with other values, or a file with text put at its end; as it was afterwards."""

@@ -10,7 +10,7 @@ from tests.pipeline.project import RESTORED, STARTED, Effect, Project
 NOTHING: set[str] = set()
 REPORT = {"report@smoke"}
 BENCHMARKS = ("gsm_symbolic", "humaneval")
-METHODS = ("specdiff", "specdiff2", "specdiff2_trie", "specdiff2_tree", "eagle2")
+METHODS = ("specdiff2", "specdiff2_trie", "specdiff2_tree", "eagle2")
 VANILLA = {f"vanilla@smoke-{benchmark}" for benchmark in BENCHMARKS}
 DRAFTERS = {f"drafter@smoke-{method}" for method in METHODS}
 ADAPT, DISTILL = {"adapt@smoke"}, {"distill@smoke-streak", "distill@smoke-trie_streak"}
