@@ -135,7 +135,7 @@ def clone(root: Path, *, programs: Path | None = None) -> Project:
         check=True,
     )
     for name in filter(None, listed.stdout.decode().split("\0")):
-        if (ROOT / name).is_file():
+        if name != "dvc.lock" and (ROOT / name).is_file():  # the real profiles': DVC reads and writes it at every stage
             (root / name).parent.mkdir(parents=True, exist_ok=True)
             shutil.copy2(ROOT / name, root / name)
     project.notes.mkdir()
