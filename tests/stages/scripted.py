@@ -7,6 +7,7 @@ quick enough to count thousands of texts. Numbers from any of them mean nothing.
 
 from collections.abc import Callable, Sequence
 from functools import lru_cache
+from pathlib import Path
 from time import sleep
 
 import torch
@@ -68,6 +69,21 @@ def tiny_drafter(
         prefix=prefix,
     )
     return drafter.eval().requires_grad_(False)
+
+
+DAMAGES = ("cut", "header", "empty", "absent", "of another text")
+
+
+def spoil(folder: Path, damage: str) -> None:
+    """Damage 1.safetensors of a folder of shards, in one of the ways of DAMAGES."""
+    path = folder / "1.safetensors"
+    whole = path.read_bytes()
+    if damage == "absent":
+        path.unlink()
+    elif damage == "of another text":
+        path.write_bytes((folder / "0.safetensors").read_bytes())
+    else:
+        path.write_bytes(whole[: {"cut": len(whole) - 1, "header": 40, "empty": 0}[damage]])
 
 
 def engine_of(verifier, *, temperature=0.0, limit=16, seed=3, top_k=0, top_p=1.0) -> Engine:

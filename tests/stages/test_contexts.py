@@ -10,7 +10,7 @@ from stages.common.contexts import Contexts, holds, write_index, write_shard
 from stages.common.decode import decode_batch
 from stages.common.tiny import VOCABULARY
 from stages.common.windows import Example
-from tests.stages.scripted import KINDS, prompt_of, tiny_drafter, tiny_verifier
+from tests.stages.scripted import DAMAGES, KINDS, prompt_of, spoil, tiny_drafter, tiny_verifier
 
 WORDS = [word for word in range(VOCABULARY) if word % 3]
 LAYERS = [4, 1, 7]  # as the index has them: in no order
@@ -43,17 +43,10 @@ def test_layers_that_were_not_kept_are_named_with_the_remedy(tmp_path, layers):
         Contexts(tmp_path, layers)
 
 
-@pytest.mark.parametrize("damage", ["cut", "header", "empty", "absent", "of another text"])
+@pytest.mark.parametrize("damage", DAMAGES)
 def test_a_damaged_file_is_named_and_the_others_can_be_read(tmp_path, damage):
     made = stored(tmp_path)
-    path = tmp_path / "1.safetensors"
-    whole = path.read_bytes()
-    if damage == "absent":
-        path.unlink()
-    elif damage == "of another text":
-        path.write_bytes((tmp_path / "0.safetensors").read_bytes())
-    else:
-        path.write_bytes(whole[: {"cut": len(whole) - 1, "header": 40, "empty": 0}[damage]])
+    spoil(tmp_path, damage)
     contexts = Contexts(tmp_path, LAYERS)
     assert torch.equal(contexts["text/5"], made["text/5"].half())
     with pytest.raises(ValueError, match=r"1\.safetensors: damaged or half-written .*; run dvc repro trajectories"):

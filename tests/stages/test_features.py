@@ -13,7 +13,17 @@ from stages.common.models import load_verifier
 from stages.common.tiny import build_tiny, save_tiny
 from stages.evaluate.contract import Proposal, Text
 from stages.features.__main__ import CODE, main, read
-from tests.stages.scripted import Scripted, always, causal_lm, engine_of, prompt_of, tiny_verifier, vanilla_text
+from tests.stages.scripted import (
+    DAMAGES,
+    Scripted,
+    always,
+    causal_lm,
+    engine_of,
+    prompt_of,
+    spoil,
+    tiny_verifier,
+    vanilla_text,
+)
 
 KINDS = ("llama", "qwen2", "gemma")
 RUN = entry.Run(profile="tiny", words={})
@@ -233,17 +243,10 @@ def test_layers_that_were_not_kept_are_named_with_the_remedy(tmp_path):
         Features(tmp_path, [7, 4, 0])
 
 
-@pytest.mark.parametrize("damage", ["cut", "header", "empty", "absent", "of another text"])
+@pytest.mark.parametrize("damage", DAMAGES)
 def test_a_damaged_file_is_named_and_the_others_can_be_read(tmp_path, damage):
     made = stored(tmp_path)
-    path = tmp_path / "1.safetensors"
-    whole = path.read_bytes()
-    if damage == "absent":
-        path.unlink()
-    elif damage == "of another text":
-        path.write_bytes((tmp_path / "0.safetensors").read_bytes())
-    else:
-        path.write_bytes(whole[: {"cut": len(whole) - 1, "header": 40, "empty": 0}[damage]])
+    spoil(tmp_path, damage)
     kept = Features(tmp_path, LAYERS)
     assert torch.equal(kept["text/5"], made["text/5"].half())
     with pytest.raises(ValueError, match=r"1\.safetensors: damaged or half-written .*; run dvc repro features"):
