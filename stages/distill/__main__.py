@@ -2,86 +2,71 @@
 
     python -m stages.distill <profile> <objective>
 
-Reads   data/<profile>/drafters/adapt/, the verifier's embedding, data/<profile>/trajectories.parquet and contexts/
+Reads   data/<profile>/drafters/adapt/, the verifier's embedding, data/<profile>/trajectories.parquet and contexts/;
+        for soft targets data/<profile>/features/verifier/, too
 Writes  data/<profile>/drafters/<objective>/, checkpoints/<objective>/step_<n>/, curves/<objective>.csv
 Params  seed, <profile>.device, <profile>.distill.training, <profile>.distill.<objective>, <profile>.validation
 
 `streak` is Eq. 6 of arXiv 2511.00606; `trie_streak` counts what a walk over the trie of K drafts accepts. The others
-are rivals and controls from one start, over one order of texts (kernels/objectives.py; METHOD.md section 4). Windows
-are fully masked, as one-step decoding meets them.
+are rivals and controls from one start, over one order of texts (kernels/objectives.py; METHOD.md section 4); `soft`
+draws every place to the verifier's whole law (kernels/soft.py). <objective> is a section's name, which may be that of a
+variant (sections.py). Windows are fully masked, as one-step decoding meets them.
 """
 
 import shutil
-from collections.abc import Callable
-from dataclasses import asdict, dataclass, replace
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from kernels import objectives
-from stages.common import entry, provenance, scratch, store, training
-from stages.common.drafters import load_drafter, save_drafter
-from stages.common.models import config_digest, load_causal_lm, load_tokenizer
-from stages.common.params import Count, Share, keys_at, load
+import kernels.soft
+from stages.common import entry, features, provenance, scratch, store, training
+from stages.common.drafters import Drafter, DrafterCard, load_drafter, save_drafter
+from stages.common.models import Verifier, config_digest, load_causal_lm, load_tokenizer
+from stages.common.params import keys_at, load
 from stages.common.training import Objective, Training
 from stages.common.validation import Validation
-
-
-@dataclass(frozen=True, kw_only=True)
-class Plain:
-    """An objective without settings of its own."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class TrieStreak:
-    drafts: Count  # K
-
-
-@dataclass(frozen=True, kw_only=True)
-class Dpace:
-    smoothing: Share  # a; 0 has streak's gradient
-
-
-Settings = Plain | TrieStreak | Dpace
-OBJECTIVES: dict[str, tuple[type[Settings], Callable[..., Tensor]]] = {
-    "masked_ce": (Plain, objectives.masked_ce),  # adapt's own, continued: the control at equal steps
-    "first": (Plain, objectives.first),
-    "distillspec": (Plain, objectives.distillspec),
-    "streak": (Plain, objectives.streak),
-    "trie_streak": (TrieStreak, objectives.trie_streak),
-    "ce_streak": (Plain, objectives.ce_streak),
-    "dpace": (Dpace, objectives.dpace),
-}
+from stages.distill import sections, soft
+from stages.distill.sections import HARD, SOFT, Plain, Soft, read_section
+from stages.distill.stopwatch import Stopwatch
 
 
 def main(run: entry.Run) -> None:
-    if run.objective not in OBJECTIVES:
-        raise ValueError(f"params.yaml: objectives: {run.objective!r} is none of {', '.join(OBJECTIVES)}")
-    section, _ = OBJECTIVES[run.objective]
-    settings = load(section, run.profile, "distill", run.objective)
+    objective, section = read_section(run.profile, run.objective)
+    listed = {False: "objectives", True: "soft_objectives"}  # what is in the second waits for the hidden states
+    if run.objective not in keys_at(listed[objective == SOFT]):
+        raise ValueError(
+            f"params.yaml: {listed[objective != SOFT]}: {run.objective!r} belongs to {listed[objective == SOFT]}; "
+            "name it there"
+        )
     params = load(Training, run.profile, "distill", "training")
     v = load(Validation, run.profile, "validation")
-    distill(run.profile, run.objective, settings, params, v, run.device(), seed=load(int, "seed"))
+    distill(run.profile, run.objective, objective, section, params, v, run.device(), seed=load(int, "seed"))
 
 
 def distill(
     profile: str,
+    name: str,
     objective: str,
-    settings: Settings,
+    section: Plain,
     t: Training,
     v: Validation,
     device: entry.Device,
     *,
     seed: int,
 ) -> None:
+    """Train the section `name` of this objective. seed: the pipeline's, by which texts are held out."""
     if t.full_mask_share != 1:
         raise ValueError("params.yaml: distill.training.full_mask_share must be 1: acceptance is of whole windows")
+    states = soft.states_of(profile) if objective == SOFT else None
     folder, start = store.verifier_folder(profile), store.drafter_folder(profile, "adapt")
+    causal_lm = load_causal_lm(folder, torch.float32)
     drafter, card = load_drafter(
         start,
-        embedding=load_causal_lm(folder, torch.float32).get_input_embeddings(),
+        embedding=causal_lm.get_input_embeddings(),
         tokenizer=load_tokenizer(folder).fingerprint(),
         config=config_digest(folder),
         dtype=torch.float32,
@@ -92,45 +77,51 @@ def distill(
         raise ValueError(
             f"params.yaml: distill.training.window is {t.window}, but {start} was adapted to {card.block_size}"
         )
+    teacher = None if states is None else teacher_of(causal_lm, states, drafter, section, device)
+    del causal_lm  # hard targets need no more of it than the embedding
     for p in drafter.trained():
         p.requires_grad_(True)
     texts = training.read_texts(profile, t, v, prefix=card.prefix, layers=card.layers, seed=seed)
 
     digests = {**texts.digests, "verifier": store.sha256_folder(folder), "start": store.sha256_folder(start)}
-    mark = scratch.fingerprint([settings, t, v, seed], {**digests, "stage": objective}, CODE)
+    if states is not None:
+        digests["features"] = store.sha256_folder(states.folder)
+    mark = scratch.fingerprint([section, t, v, seed], {**digests, "stage": name}, CODE)
     state = scratch.scratch_folder(mark)
-    card = replace(
-        card,
-        block_size=t.window,
-        objective=objective,
-        provenance={
-            "command": provenance.command(),
-            "sha256": digests,
-            "steps": t.steps,
-            "seed": seed,
-            **asdict(settings),
-        },
-    )
+    draws = seed if section.seed is None else section.seed
+    card = card_of(card, name, section, digests, t, seed=draws)
 
     def keep(step: int) -> None:
         with store.replace_folder(state / "checkpoints" / f"step_{step}") as out:
             save_drafter(out, drafter, replace(card, provenance={**card.provenance, "steps": step}))
 
-    rows = training.train(
-        drafter, texts, loss_of(objective, settings), t, v, seed=seed, scratch=state, keep=keep, title=objective
-    )
-    with store.replace_folder(store.drafter_folder(profile, objective)) as out:
+    watch = Stopwatch(drafter, state, accumulation=t.accumulation)
+    if teacher is not None:
+        rows = soft.train(drafter, texts, teacher, t, v, seed=draws, scratch=state, keep=keep, title=name)
+    else:
+        loss = loss_of(objective, section)
+        rows = training.train(drafter, texts, loss, t, v, seed=draws, scratch=state, keep=keep, title=name)
+    watch.close()
+    with store.replace_folder(store.drafter_folder(profile, name)) as out:
         save_drafter(out, drafter, card)
-    with store.replace_folder(store.checkpoints_folder(profile, objective)) as out:
+    with store.replace_folder(store.checkpoints_folder(profile, name)) as out:
         shutil.copytree(state / "checkpoints", out, dirs_exist_ok=True)
-    store.write_text(store.curves_file(profile, objective), training.curve_csv(rows))
+    store.write_text(store.curves_file(profile, name), training.curve_csv(watch.timed(rows)))
     scratch.discard(mark)
 
 
-def loss_of(objective: str, settings: Settings) -> Objective:
+def card_of(
+    start: DrafterCard, name: str, section: Plain, digests: dict[str, str], t: Training, *, seed: int
+) -> DrafterCard:
+    """drafter.json of what `start` became. It says nothing of clocks: the same training has the same bytes."""
+    made: dict[str, Any] = {"command": provenance.command(), "sha256": digests, "steps": t.steps, "seed": seed}
+    return replace(start, block_size=t.window, objective=name, provenance=made | section.said())
+
+
+def loss_of(objective: str, section: Plain) -> Objective:
     """The loss of (log q, valid); the mask weights are 1 throughout, windows being fully masked."""
-    _, function = OBJECTIVES[objective]
-    chosen = partial(function, **asdict(settings))
+    _, function = HARD[objective]
+    chosen = partial(function, **section.settings())
 
     def loss(log_q_WG: Tensor, valid_WG: Tensor, _weights_WG: Tensor) -> Tensor:
         return chosen(log_q_WG, valid_WG)
@@ -138,7 +129,24 @@ def loss_of(objective: str, settings: Settings) -> Objective:
     return loss
 
 
-CODE = [Path(__file__), *training.CODE]
+def teacher_of(
+    causal_lm: Any, states: features.Features, drafter: Drafter, section: Plain, device: entry.Device
+) -> soft.Teacher:
+    """The verifier's head over its kept states."""
+    assert isinstance(section, Soft), section
+    verifier = Verifier(causal_lm, vocab_size=drafter.vocab_size, end_ids=()).to(device.name)
+    return soft.Teacher(verifier, states, drafter.d2t, temperature=section.temperature)
+
+
+def listed_names(_profile: str) -> list[str]:
+    """What params.yaml asks for."""
+    return [*keys_at("objectives"), *keys_at("soft_objectives")]
+
+
+CODE = [Path(module.__file__ or "") for module in (kernels.soft, features, sections, soft)] + [
+    Path(__file__),
+    *training.CODE,
+]  # what a resumed run must find unchanged
 
 if __name__ == "__main__":
-    entry.run(main, objective=lambda profile: keys_at("objectives"))
+    entry.run(main, objective=listed_names)

@@ -2,44 +2,53 @@
 
 import pandas as pd
 
-from stages.report import fairness, tables, words
+from stages.report import outline, published, tables
 from stages.report.content import Report
 from stages.report.frames import Frame
-from stages.report.gallery import Plate
+from stages.report.study import Plate, Sheet
+
+MORE = (
+    "All columns: [speedups.csv](speedups.csv). Every table as CSV and LaTeX: [tables](tables). "
+    "The whole page: [report.html](report.html)."
+)
 
 
-def render(report: Report, plates: list[Plate]) -> str:
-    """Findings, table, figures, declarations."""
+def render(report: Report, laid: outline.Outline) -> str:
+    """Findings, then the sections of the outline."""
     parts = [f"# SpecDiff-2 on profile `{report.profile}`: what was measured"]
-    parts += [f"> **{text}**" for text in (words.SMOKE if report.smoke else "", words.alarm(report)) if text]
-    parts.append(" ".join(words.findings(report)))
-    parts.append("## Speed-ups\n\nSpeed-up (accepted streak).\n\n" + _by_method(report))
-    parts.append(tables.markdown(_short(report)))
-    if len(ablation := tables.ablation(report.table)):
-        parts.append(f"## What alignment gains\n\n{words.ABLATION}\n\n" + tables.markdown(ablation))
-    if splits := words.shared_templates(report):
-        parts.append(splits)
-    parts.append("All columns: [speedups.csv](speedups.csv). The whole page: [report.html](report.html).")
-    for plate in plates:
-        link = f"![{plate.alt.replace('[', '(').replace(']', ')')}](figures/{plate.name}.svg)"
-        parts.append(f"## {plate.title}\n\n" + (f"{link}\n\n{plate.reading}" if plate.svg else plate.missing))
-    if len(report.published):
-        parts.append(
-            "## Beside the published numbers\n\nTheirs are from A100 GPUs, other models and other benchmarks "
-            "of the same kind "
-            "(SpecDiff-2, arXiv 2511.00606).\n\n" + tables.markdown(report.published)
-        )
-    if len(report.fairness):
-        parts.append(f"## Is the comparison fair?\n\n{fairness.NOTE}\n\n" + tables.markdown(report.fairness))
-    parts.append("## Machine\n\n" + "; ".join(f"{key} {value}" for key, value in report.stamp.items()) + ".")
-    parts.append(words.remake(report))
-    parts.append("## What the numbers do not show\n\n" + "\n".join(f"- {point}" for point in words.limits(report)))
-    return "\n\n".join(part.strip() for part in parts) + "\n"
+    parts += [f"> **{banner}**" for banner in laid.banners]
+    parts += [" ".join(laid.findings), " ".join(laid.trust), MORE]
+    for section in laid.sections:
+        if section.brief:
+            parts.append(f"## {section.title}")
+            parts += [_block(block, report, under=section.title) for block in section.blocks]
+    return "\n\n".join(part.strip() for part in parts if part) + "\n"
 
 
-def _by_method(report: Report) -> str:
-    table = tables.by_method(report.table)
-    return tables.markdown(table) if len(table) else "No method besides vanilla was timed."
+def _block(block: outline.Block, report: Report, *, under: str) -> str:
+    if isinstance(block, Sheet):
+        note = f"{block.note}\n\n" if block.note else ""
+        return _heading(block.title, under) + note + tables.markdown(block.rows)
+    if isinstance(block, Plate):
+        return _heading(block.title, under) + _figure(block)
+    if isinstance(block, outline.SpeedUps):
+        return tables.markdown(_short(report))
+    if isinstance(block, list):
+        return "\n".join(f"- {point}" for point in block)
+    return block
+
+
+def _heading(title: str, under: str) -> str:
+    return f"### {title}\n\n" if title not in ("", under) else ""
+
+
+def _figure(plate: Plate) -> str:
+    link = f"![{plate.alt.replace('[', '(').replace(']', ')')}](figures/{plate.name}.svg)"
+    parts = [f"{link}\n\n{plate.reading}" if plate.svg else plate.missing]
+    for name in plate.published:
+        numbers = published.figure(name)
+        parts.append(published.about(name) + (f"\n\n{tables.markdown(numbers)}" if len(numbers) else ""))
+    return "\n\n".join(parts)
 
 
 def _short(report: Report) -> Frame:

@@ -2,15 +2,17 @@
 
 import dataclasses
 import math
+from collections.abc import Sequence
 from typing import Any
 
 import pandas as pd
 
 from stages.report import cells as cell_files
-from stages.report import curves, fairness, measures, published, tables
+from stages.report import contrast, curves, fairness, lossless, measures, published, tables
 from stages.report.cells import Cell, Group
 from stages.report.frames import Frame
 from stages.report.params import ReportParams
+from stages.report.study import Study
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -19,6 +21,7 @@ class Report:
 
     profile: str
     params: ReportParams
+    seed: int  # of every bootstrap
     stamp: dict[str, Any]
     groups: list[Group]
     table: Frame
@@ -26,12 +29,16 @@ class Report:
     curves: dict[str, Frame]
     missing_curves: list[str]
     acceptance: Frame
+    contrasts: Frame  # the overall fastest method against every other
+    gains: Frame  # what each part of a method gains
+    lossless: Frame
     published: Frame
     accuracy: Frame
     methods: Frame
     objectives: list[str]  # trainings that go on from adapt
     fairness: Frame
     temperatures: list[float]
+    studies: list[Study]
 
     @property
     def smoke(self) -> bool:
@@ -55,6 +62,7 @@ def build(
     objectives: list[str],
     params: ReportParams,
     seed: int,
+    studies: Sequence[Study] = (),
 ) -> Report:
     """Compute one profile's report. trainings: all whose curves are wanted; objectives: those that go on from adapt.
 
@@ -69,6 +77,7 @@ def build(
     return Report(
         profile=profile,
         params=params,
+        seed=seed,
         stamp=stamp,
         groups=groups,
         table=table,
@@ -76,12 +85,16 @@ def build(
         curves=training,
         missing_curves=[name for name in trainings if name not in training],
         acceptance=curves.acceptance(groups, training),
+        contrasts=contrast.against_all(groups, table, params, seed=seed),
+        gains=contrast.gains(groups, params, seed=seed),
+        lossless=lossless.table(groups),
         published=published.beside(table),
         accuracy=accuracy(groups),
         methods=used,
         objectives=objectives,
         fairness=fairness.trainings(used, training, objectives),
         temperatures=sorted({float(t) for cell in cells for t in cell.rows["temperature"]}),
+        studies=list(studies),
     )
 
 

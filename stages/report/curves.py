@@ -50,6 +50,12 @@ def long_form(curves: dict[str, Frame]) -> Frame:
     return pd.concat(parts)[columns] if parts else pd.DataFrame(columns=columns)
 
 
+def losses(curve: Frame) -> Frame:
+    """The minimised loss by training step; empty where none was written."""
+    rows = curve[curve["split"] == "train"]
+    return rows[["step", "loss"]].dropna() if "loss" in rows else pd.DataFrame(columns=["step", "loss"])
+
+
 def at_positions(curve: Frame) -> np.ndarray | None:
     """Joint acceptance by position in the last validation row that has it, or None."""
     names = sorted((c for c in curve.columns if re.fullmatch(r"accept_\d+", c)), key=lambda c: int(c[7:]))

@@ -11,7 +11,7 @@ from matplotlib.ticker import MaxNLocator, PercentFormatter
 from stages.report import measures, tables
 from stages.report.cells import VANILLA, Group
 from stages.report.frames import Frame
-from stages.report.style import GRID, INK, MARKERS, PAPER, legend, sheet
+from stages.report.style import GRID, HATCHES, INK, PAPER, legend, line, sheet
 
 
 class Absent(ValueError):
@@ -36,7 +36,7 @@ def speedup(table: Frame, colours: dict[str, str]) -> Figure:
         y = np.array([methods.index(method) for method in rows["method"]])
         value = rows["speedup"].to_numpy()
         spread = np.abs([value - rows["speedup_low"].to_numpy(), rows["speedup_high"].to_numpy() - value])
-        axes.barh(y, value, 0.74, color=[colours[method] for method in rows["method"]])
+        axes.barh(y, value, 0.74, color=[colours[method] for method in rows["method"]], edgecolor=INK, linewidth=0.6)
         axes.errorbar(value, y, xerr=spread, fmt="none", ecolor=INK, elinewidth=1, capsize=2)
         for at, end, number in zip(y, rows["speedup_high"], value, strict=True):
             label = (max(end, number), at), (3, 0)
@@ -74,13 +74,7 @@ def positions(acceptance: Frame, colours: dict[str, str], *, source: str) -> Fig
         for k, name in enumerate(names):
             rows = here[here["method"] == name]
             for axes, quantity in ((upper[column], "acceptance_at_pos_j"), (lower[column], "alpha_j")):
-                axes.plot(
-                    rows["j"],
-                    rows[quantity],
-                    color=colours[name],
-                    marker=MARKERS[k % len(MARKERS)],
-                    label=name,
-                )
+                axes.plot(rows["j"], rows[quantity], color=colours[name], label=name, **line(k))
         if source == "decoded":
             upper[column].set_title(place(*where))
     for axes in (*upper, *lower):
@@ -92,7 +86,7 @@ def positions(acceptance: Frame, colours: dict[str, str], *, source: str) -> Fig
         axes.set_xlabel("draft position j (tokens)")
     upper[0].set_ylabel("joint: 1..j all accepted\n(share of cycles)")
     lower[0].set_ylabel("conditional α_j: j accepted\nonce 1..j-1 were (share)")
-    legend(figure, upper[0], columns=min(len(names), 6))
+    legend(figure, upper[0], columns=min(len(names), 5))
     return figure
 
 
@@ -114,7 +108,7 @@ def histogram(groups: list[Group], colours: dict[str, str]) -> Figure:
                 continue
             accepted = measures.per_cycle(pd.concat(mine))
             share = np.bincount(accepted) / accepted.size
-            axes.bar(np.arange(share.size), share, 0.85, color=colours[method])
+            axes.bar(np.arange(share.size), share, 0.85, color=colours[method], edgecolor=INK, linewidth=0.6)
             axes.axvline(accepted.mean(), color=INK, linewidth=1, linestyle=(0, (4, 2)))
             axes.text(
                 0.98,
@@ -145,9 +139,10 @@ def costs(table: Frame, phases: dict[str, str], *, tolerance: float) -> Figure:
         1, 2, width=8.4, height=1.3 + 0.24 * len(table), sharey=True, gridspec_kw={"width_ratios": [1.5, 1]}
     )
     start = np.zeros(len(table))
-    for phase in ("draft", "verify", "other"):
+    for phase, hatch in zip(("draft", "verify", "other"), HATCHES, strict=True):
         width = table[f"{phase}_ms"].to_numpy()
-        left.barh(y, width, 0.72, left=start, color=phases[phase], edgecolor=PAPER, linewidth=0.8, label=phase)
+        look = {"color": phases[phase], "edgecolor": PAPER, "linewidth": 0.8, "hatch": hatch}
+        left.barh(y, width, 0.72, left=start, label=phase, **look)
         start += width
     left.plot(
         table["step_ms"],

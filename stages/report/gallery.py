@@ -1,26 +1,11 @@
 """The figures with a title, one sentence on how to read each, and words for whoever cannot see it."""
 
-from collections.abc import Callable
-from typing import NamedTuple
-
-from matplotlib.figure import Figure
-
-from stages.report import figures, style, tables
+from stages.report import figures, tables
 from stages.report.cells import VANILLA
 from stages.report.content import Report
 from stages.report.fairness import START
 from stages.report.frames import Frame
-
-
-class Plate(NamedTuple):
-    """`svg` is empty where there was nothing to draw; `missing` then says what was missing."""
-
-    name: str
-    title: str
-    reading: str
-    alt: str
-    svg: str
-    missing: str
+from stages.report.study import Plate, plate
 
 
 def plates(report: Report) -> list[Plate]:
@@ -28,56 +13,61 @@ def plates(report: Report) -> list[Plate]:
     colours = report.params.colours
     confidence, limit = f"{report.params.confidence:.0%}", f"{report.params.cost_tolerance:.0%}"
     return [
-        _plate(
+        plate(
             "speedup",
             "Speed-up over vanilla decoding",
             f"A bar above the dashed line decodes faster than vanilla; whiskers are {confidence} bootstrap "
             "intervals over "
             "prompts, and a whisker that crosses the line leaves the question open.",
-            _speedup_alt(report),
+            "Bars of the speed-up over vanilla. "
+            + _ends(report, "speedup", "The numbers are in the table of speed-ups."),
             lambda: figures.speedup(report.table, colours.methods),
+            published=("Figure 1",),
         ),
-        _plate(
+        plate(
             "acceptance",
             "Acceptance by draft position, as decoded",
             "Above, how often the first j drafts all survive: the area under a curve is the accepted tokens "
             "per cycle. Below, "
             "how often draft j survives once those before it have: a flat line is a drafter whose accuracy does "
             "not fall with depth, and the right end rests on few cycles.",
-            _acceptance_alt(report, "decoded"),
+            "Curves of acceptance by draft position. " + _first(report, "decoded"),
             lambda: figures.positions(report.acceptance, colours.methods, source="decoded"),
         ),
-        _plate(
+        plate(
             "acceptance_training",
             "Acceptance by draft position: adapted and distilled drafter",
             "The same two rates for the likeliest chain at the end of training, teacher-forced on held-out "
             "prompts of the training corpus. Curves that nearly touch are not told apart.",
-            _acceptance_alt(report, "teacher_forced"),
+            "Curves of acceptance by draft position. " + _first(report, "teacher_forced"),
             lambda: figures.positions(_ours(report), colours.trainings, source="teacher_forced"),
+            published=("Figure 2",),
         ),
-        _plate(
+        plate(
             "histogram",
             "Accepted drafts in a cycle",
             "On the far left no draft token was accepted; weight at the right edge says that a longer window "
             "would pay; the dashed line is the mean.",
-            "Histograms of accepted draft tokens per cycle, one for each method and benchmark. " + _means(report),
+            "Histograms of accepted draft tokens per cycle, one for each method and benchmark. "
+            + _ends(report, "accepted_streak", "The counts are in tables/histogram.csv."),
             lambda: figures.histogram(report.groups, colours.methods),
         ),
-        _plate(
+        plate(
             "cost",
             "Where a cycle's time goes, and what the cost model makes of it",
             "A cycle pays when it emits more tokens than its bar is vanilla steps (black tick) long; on the "
             "right the cost "
             f"model's ring should surround the measured dot, and a row where they part by more than {limit} "
             "is marked.",
-            _cost_alt(report),
+            "Time of a cycle by phase, and speed-up predicted and measured, a row for each method and place. "
+            "The numbers are in the table of the cost model.",
             lambda: figures.costs(report.costs, colours.phases, tolerance=report.params.cost_tolerance),
         ),
-        _plate(
+        plate(
             "training",
             "Training curves",
-            "Above, the loss that was minimised (each training has its own scale); below, what it is for: "
-            "tokens expected "
+            "Above, the loss that was minimised (each training has its own scale; on held-out prompts masked "
+            "cross-entropy, whatever was minimised); below, what it is for: tokens expected "
             "to get accepted per cycle on held-out prompts: the likeliest chain, one draft sampled at "
             "temperature 1, and the best-first tree.",
             "Training loss and expected accepted tokens by training step for "
@@ -93,37 +83,28 @@ def _ours(report: Report) -> Frame:
     return table[(table["source"] != "teacher_forced") | table["method"].isin((START, *report.objectives))]
 
 
-def _plate(name: str, title: str, reading: str, alt: str, draw: Callable[[], Figure]) -> Plate:
-    with style.settings():
-        try:
-            return Plate(name, title, reading, alt, style.svg(draw()), "")
-        except figures.Absent as reason:
-            return Plate(name, title, reading, alt, "", f"Not drawn: {reason}.")
-
-
-def _speedup_alt(report: Report) -> str:
-    rows = report.table[report.table["method"] != VANILLA].to_dict("records")
-    parts = [f"{r['method']} on {r['benchmark']} {r['split']} {tables.ratio(r['speedup'])}" for r in rows]
-    return "Bars of the speed-up over vanilla: " + ("; ".join(parts) or "none")
-
-
-def _acceptance_alt(report: Report, source: str) -> str:
-    table = _ours(report)
-    first = table[(table["source"] == source) & (table["j"] == 1) & (table["method"] != VANILLA)].to_dict("records")
-    parts = [f"{r['method']} on {r['benchmark']} {r['split']} {r['acceptance_at_pos_j']:.0%}" for r in first]
-    return "Curves of acceptance by draft position. First position: " + ("; ".join(parts) or "none")
-
-
-def _means(report: Report) -> str:
-    rows = report.table[report.table["method"] != VANILLA].to_dict("records")
-    return "Means: " + "; ".join(
-        f"{r['method']} on {r['benchmark']} {r['split']} {tables.shown('', r['accepted_streak'])}" for r in rows
-    )
-
-
-def _cost_alt(report: Report) -> str:
+def _ends(report: Report, column: str, where: str) -> str:
+    """The lowest and the highest number of a column of the speed-up table, and where all of them stand."""
+    rows = tables.drafting(report.table).dropna(subset=[column])
+    if rows.empty:
+        return "None was timed."
+    ends = [(word, rows.loc[rows[column].agg(pick)]) for word, pick in (("Lowest", "idxmin"), ("highest", "idxmax"))]
     parts = [
-        f"{r['method']} on {r['benchmark']} {r['split']} {tables.ratio(r['predicted'])}, {tables.ratio(r['measured'])}"
-        for r in report.costs.to_dict("records")
+        f"{word} {tables.ratio(row[column])} ({row['method']} on {row['benchmark']} {row['split']})"
+        for word, row in ends
     ]
-    return "Time of a cycle by phase, and speed-up predicted and measured: " + ("; ".join(parts) or "none")
+    return f"{', '.join(parts)}. {where}"
+
+
+def _first(report: Report, source: str) -> str:
+    """The best first position of each place, and where all of them stand."""
+    table = _ours(report)
+    first = table[(table["source"] == source) & (table["j"] == 1) & (table["method"] != VANILLA)]
+    if first.empty:
+        return "None was measured."
+    best = first.loc[first.groupby(["benchmark", "split"], sort=False)["acceptance_at_pos_j"].idxmax()]
+    parts = [
+        f"{row['method']} on {row['benchmark']} {row['split']} {row['acceptance_at_pos_j']:.0%}"
+        for row in best.to_dict("records")
+    ]
+    return f"Highest at the first position: {'; '.join(parts)}. All rates are in acceptance.csv."

@@ -109,18 +109,32 @@ def timed(rows: Frame) -> Frame:
     return rows[(rows["yardstick_tokens"] > 0) & (rows["yardstick_s"] > 0) & (rows["decode_s"] > 0)]
 
 
-def speedup(rows: Frame, *, resamples: int, confidence: float, seed: int) -> Interval:
+def ratio(over_P: np.ndarray, under_P: np.ndarray, *, resamples: int, confidence: float, seed: int) -> Interval:
     """Ratio of sums over prompts and its paired bootstrap interval. One seed gives one interval."""
+    draws_RP = np.random.default_rng(seed).integers(len(under_P), size=(resamples, len(under_P)))
+    ratios_R = over_P[draws_RP].sum(axis=1) / under_P[draws_RP].sum(axis=1)
+    low, high = np.quantile(ratios_R, [(1 - confidence) / 2, (1 + confidence) / 2])
+    return Interval(float(over_P.sum() / under_P.sum()), float(low), float(high))
+
+
+def speedup(rows: Frame, *, resamples: int, confidence: float, seed: int) -> Interval:
+    """Vanilla's seconds for what a method decoded over the method's own, with its interval over prompts."""
     rows = timed(rows)
     if rows.empty:
         return Interval(float("nan"), float("nan"), float("nan"))
     vanilla_s = decoded(rows) * rows["yardstick_s"] / rows["yardstick_tokens"]
     columns = rows.assign(vanilla_s=vanilla_s).groupby("prompt_id", sort=True)[["vanilla_s", "decode_s"]]
     vanilla_P, method_P = columns.sum().to_numpy().T
-    draws_RP = np.random.default_rng(seed).integers(len(method_P), size=(resamples, len(method_P)))
-    ratios_R = vanilla_P[draws_RP].sum(axis=1) / method_P[draws_RP].sum(axis=1)
-    low, high = np.quantile(ratios_R, [(1 - confidence) / 2, (1 + confidence) / 2])
-    return Interval(float(vanilla_P.sum() / method_P.sum()), float(low), float(high))
+    return ratio(vanilla_P, method_P, resamples=resamples, confidence=confidence, seed=seed)
+
+
+def streak(rows: Frame, *, resamples: int, confidence: float, seed: int) -> Interval:
+    """The accepted streak with its interval over prompts; those without a cycle left out."""
+    sums = rows.groupby("prompt_id", sort=True)[["accepted_tokens", "cycles"]].sum()
+    accepted_P, cycles_P = sums[sums["cycles"] > 0].to_numpy(dtype=float).T
+    if not len(cycles_P):
+        return Interval(float("nan"), float("nan"), float("nan"))
+    return ratio(accepted_P, cycles_P, resamples=resamples, confidence=confidence, seed=seed)
 
 
 def tokens_per_s(rows: Frame) -> float:

@@ -8,6 +8,7 @@ or dark setting.
 import io
 import re
 from contextlib import AbstractContextManager
+from typing import Any
 
 import matplotlib
 from matplotlib.axes import Axes
@@ -15,6 +16,8 @@ from matplotlib.figure import Figure
 
 INK, GRID, PAPER = "#1f2328", "#d8dee4", "#ffffff"
 MARKERS = "osD^vPX*"  # a second cue beside the colour
+DASHES = ("-", (0, (5, 1.5)), (0, (1.5, 1.5)), (0, (7, 1.5, 1.5, 1.5)))  # a third, once the markers are used up
+HATCHES = ("////", "", "....")  # of stacked bars, in the colour of the paper
 SETTINGS = {
     "svg.hashsalt": "specdiff2",
     "svg.fonttype": "none",
@@ -39,6 +42,8 @@ SETTINGS = {
     "figure.facecolor": PAPER,
     "axes.facecolor": "none",
     "legend.frameon": False,
+    "legend.handlelength": 3.2,
+    "hatch.linewidth": 0.8,
     "lines.linewidth": 1.6,
     "lines.markersize": 4,
 }
@@ -47,6 +52,14 @@ SETTINGS = {
 def settings() -> AbstractContextManager[None]:
     """Figures must be both made and saved inside this context."""
     return matplotlib.rc_context({**matplotlib.rcParamsDefault, **SETTINGS})  # pyright: ignore[reportArgumentType]
+
+
+def line(number: int) -> dict[str, Any]:
+    """Marker and dashes of the n-th line of a figure: the first 32 differ even without their colours."""
+    return {
+        "marker": MARKERS[number % len(MARKERS)],
+        "linestyle": DASHES[number // len(MARKERS) % len(DASHES)],
+    }
 
 
 def sheet(
@@ -72,8 +85,8 @@ def svg(figure: Figure) -> str:
     return re.sub(r"<!DOCTYPE.*?>\s*", "", text, flags=re.DOTALL)
 
 
-def inline(text: str, *, name: str, alt: str) -> str:
-    """The SVG as a part of a page: own ids, no outside names, colours and fonts of the page."""
+def inline(text: str, *, name: str, title: str, alt: str) -> str:
+    """The SVG as a part of a page: own ids, no outside names, colours and fonts of the page. Words are markup."""
     body = text[text.index("<svg") :]
     box = re.search(r'viewBox="([^"]+)"', body)
     assert box, "matplotlib writes a viewBox"
@@ -84,4 +97,6 @@ def inline(text: str, *, name: str, alt: str) -> str:
     body = re.sub(r"font: (bold|\d{3}) ([\d.]+px) [^;\"]+", r"font: \1 \2 var(--font)", body)
     for colour, role in ((INK, "currentColor"), (GRID, "var(--grid)"), (PAPER, "var(--paper)")):
         body = body.replace(colour, role)
-    return f'<svg viewBox="{box[1]}" role="img" aria-label="{alt}">{body.strip()}'
+    words = f'<title id="{name}-title">{title}</title><desc id="{name}-desc">{alt}</desc>'
+    head = f'<svg viewBox="{box[1]}" role="img" aria-labelledby="{name}-title" aria-describedby="{name}-desc">'
+    return f"{head}{words}{body.strip()}"

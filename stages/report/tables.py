@@ -1,12 +1,13 @@
-"""The speed-up table: one row for each benchmark, split and method, as CSV, Markdown and LaTeX."""
+"""The speed-up table, a row for each benchmark, split and method; tables as CSV and Markdown (latex.py: LaTeX)."""
 
 import math
 
+import numpy as np
 import pandas as pd
 
 from stages.report import cost, measures
 from stages.report.cells import VANILLA, Group
-from stages.report.frames import Frame
+from stages.report.frames import Column, Frame
 from stages.report.params import ReportParams
 
 COLUMNS = (
@@ -91,20 +92,41 @@ def costs(groups: list[Group], table: Frame, *, tolerance: float) -> Frame:
     return pd.DataFrame(rows)
 
 
+MEAN = "geometric mean"
+
+
 def by_method(table: Frame) -> Frame:
-    """The paper's Table 2: a row for each method, a column for each benchmark and split: speed-up (accepted streak)."""
+    """The paper's Table 2: a row for each method, a column for each benchmark and split: speed-up (accepted streak).
+
+    With several places the last column is the geometric mean of the speed-ups, n/a for a method that lacks a place.
+    """
     rows = drafting(table)
+    if rows.empty:
+        return pd.DataFrame()
     texts = [
         f"{ratio(speed)} ({shown('', float(streak))})"
         for speed, streak in zip(rows["speedup"], rows["accepted_streak"], strict=True)
     ]
-    places = (rows["benchmark"] + " " + rows["split"]).tolist()
-    flat = pd.DataFrame({"method": rows["method"].tolist(), "place": places, "text": texts})
-    order = {"method": list(dict.fromkeys(flat["method"])), "place": list(dict.fromkeys(places))}
-    if flat.empty:
-        return pd.DataFrame()
-    wide = flat.pivot(index="method", columns="place", values="text").reindex(order["method"])[order["place"]]
+    wide = _by_place(rows, texts)
+    if wide.shape[1] > 1:
+        wide[MEAN] = [ratio(value) for value in overall(table)]
     return wide.fillna(NONE).reset_index().rename_axis(columns=None)
+
+
+def overall(table: Frame) -> Column:
+    """Geometric mean of each method's speed-ups over benchmarks and splits; NaN where it lacks one."""
+    rows = drafting(table)
+    if rows.empty:
+        return pd.Series(dtype=float)
+    return np.exp(np.log(_by_place(rows, rows["speedup"].tolist())).mean(axis=1, skipna=False))
+
+
+def _by_place(rows: Frame, values: list) -> Frame:
+    """One value of each row, methods down and places across, both in the order in which they come."""
+    places = (rows["benchmark"] + " " + rows["split"]).tolist()
+    flat = pd.DataFrame({"method": rows["method"].tolist(), "place": places, "value": values})
+    wide = flat.pivot(index="method", columns="place", values="value")
+    return wide.reindex(list(dict.fromkeys(flat["method"])))[list(dict.fromkeys(places))]
 
 
 ALIGNMENTS = {
@@ -123,6 +145,18 @@ def ablation(table: Frame) -> Frame:
     rows = rows.set_index("method").loc[list(ALIGNMENTS)].reset_index()
     rows.insert(0, "alignment", list(ALIGNMENTS.values()))
     return rows
+
+
+def cycles(groups: list[Group]) -> Frame:
+    """What the histograms show: how many cycles of a method on a benchmark accepted how many drafts."""
+    rows = []
+    for group in groups:
+        accepted = measures.per_cycle(group.rows)
+        if group.method != VANILLA and accepted.size:
+            for number, count in enumerate(np.bincount(accepted)):
+                place = {"benchmark": group.benchmark, "split": group.split, "method": group.method}
+                rows.append({**place, "accepted": number, "cycles": int(count)})
+    return pd.DataFrame(rows, columns=["benchmark", "split", "method", "accepted", "cycles"])
 
 
 def drafting(table: Frame) -> Frame:
@@ -176,39 +210,3 @@ def markdown(table: Frame) -> str:
     rule = "|" + "|".join("---:" if n else "---" for n in numeric) + "|"
     body = ["| " + " | ".join(text.replace("|", "\\|") for text in row) + " |" for row in lines(table)]
     return "\n".join([head, rule, *body]) + "\n"
-
-
-def latex(table: Frame) -> str:
-    r"""A booktabs table, shrunk to the text width (needs \usepackage{booktabs,graphicx})."""
-    align = "".join("r" if pd.api.types.is_numeric_dtype(table[c]) else "l" for c in table.columns)
-    body, before = [], None
-    for row in lines(table):
-        if before not in (None, row[:2]):
-            body.append("\\addlinespace")
-        before = row[:2]
-        body.append(" & ".join(map(escape, row)) + " \\\\")
-    return "\n".join(
-        [
-            "% \\usepackage{booktabs,graphicx}",
-            "\\resizebox{\\textwidth}{!}{%",
-            f"\\begin{{tabular}}{{{align}}}",
-            "\\toprule",
-            " & ".join(escape(str(c)) for c in table.columns) + " \\\\",
-            "\\midrule",
-            *body,
-            "\\bottomrule",
-            "\\end{tabular}}",
-            "",
-        ]
-    )
-
-
-_LATEX = str.maketrans(
-    {c: f"\\{c}" for c in "_%&#${}"}
-    | {"\\": r"\textbackslash{}", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}"}
-)
-
-
-def escape(text: str) -> str:
-    """Text that LaTeX sets as it stands."""
-    return text.translate(_LATEX)

@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 import pytest
 from ruamel.yaml import YAML
 
+from tests.pipeline import warm
 from tests.pipeline.imports import ROOT
 from tests.pipeline.project import Project, clone, commit, isolated
 
@@ -21,13 +22,23 @@ STAND_IN = Path(__file__).with_name("stand_in.py")
 FEW = {
     "methods": ["specdiff2", "specdiff2_trie", "specdiff2_tree", "eagle2"],
     "objectives": ["streak", "trie_streak"],
+    "soft_objectives": [],
     "features": ["verifier"],
     "baselines": ["eagle"],
+    "sizes": [],
+    "sweeps": [],
+    "reasoning": [],
+    "graded": [],
 }  # what is enough to see what reruns
 SMOKE = FEW | {
-    "methods": ["prompt_lookup", "eagle2", "specdiff", "specdiff2_tree", "specdiff2_fed"],
-    "baselines": ["eagle", "fed"],
-}
+    "methods": ["specdiff2_tree", "specdiff2_fed"],
+    "objectives": ["trie_streak"],
+    "baselines": ["fed"],
+    "sizes": ["small"],
+    "sweeps": ["size", "products_budget"],
+    "reasoning": ["products"],
+    "graded": ["products_budget"],
+}  # every stage, and both kinds of drafter
 
 
 class Instance(NamedTuple):
@@ -63,17 +74,30 @@ def graph() -> list[Instance]:
     document, stages = yaml.load(ROOT / "params.yaml"), yaml.load(ROOT / "dvc.yaml")["stages"]
     profiles = [name for name, node in document.items() if "models" in keys(node)]
     lists = {"benchmarks": document["benchmarks"], "profiles": profiles, **everything(document["smoke"])}
+    lists["reasoning"] = [
+        name for name in document["smoke"]["download"]["benchmarks"] if name not in document["benchmarks"]
+    ]
     return [made for name, stage in stages.items() for made in instances(name, stage, lists)]
 
 
 def everything(profile: dict[str, Any]) -> dict[str, list[str]]:
     """The lists that make the graph whole: whatever a profile has a section for."""
+    sections = {name: node for name, node in profile["distill"].items() if name != "training"}
     return {
         "methods": [name for name in profile["evaluate"] if name not in ("shared", "vanilla")],
-        "objectives": [name for name in profile["distill"] if name != "training"],
+        "objectives": [name for name, node in sections.items() if not soft(name, node)],
+        "soft_objectives": [name for name, node in sections.items() if soft(name, node)],
         "features": ["verifier"],
         "baselines": [*profile["baselines"]],
+        "sizes": [*profile["sizes"]],
+        "sweeps": [*profile["sweeps"]],
+        "graded": [*profile["sweeps"]],
     }
+
+
+def soft(name: str, section: dict[str, Any]) -> bool:
+    """Whether a section of `distill` is of the objective that reads hidden states."""
+    return section.get("objective", name) == "soft"
 
 
 def keys(node: object) -> set[str]:
@@ -97,17 +121,19 @@ def instances(name: str, stage: dict[str, Any], lists: dict[str, list[str]]) -> 
 
 
 @pytest.fixture(scope="session")
-def smoke(tmp_path_factory) -> Smoke:
-    """The smoke profile with one benchmark and a method for each kind of drafter, run once.
+def smoke(tmp_path_factory) -> Iterator[Smoke]:
+    """The smoke profile through every stage, run once, with a method for each kind of drafter.
 
     Who edits it puts it back, or takes a copy. DVC's own share grows with the square of the stages: with all methods it
     takes as long as they do.
     """
-    project = clone(tmp_path_factory.mktemp("smoke"))
+    aside = tmp_path_factory.mktemp("warm")
+    project = clone(tmp_path_factory.mktemp("smoke"), programs=aside)
     project.drop("cpu", "cpu_long")
-    project.set(profiles=["smoke"], benchmarks=["gsm_symbolic"], **SMOKE)
+    project.set(profiles=["smoke"], benchmarks=["gsm_symbolic", "humaneval"], **SMOKE)
     commit(project)
-    return Smoke(project, project.dvc("repro"))
+    with warm.started(aside, project.env()):
+        yield Smoke(project, project.dvc("repro"))
 
 
 @pytest.fixture(scope="session")

@@ -17,6 +17,7 @@ from ruamel.yaml import YAML
 
 from tests.pipeline.imports import ROOT
 
+REAL = Path(sys.executable).parent
 HOOK = Path(__file__).parent / "hook"
 STARTED = re.compile(r"^Running stage '(.+)':", re.MULTILINE)
 RESTORED = re.compile(r"^Stage '(.+)' is cached - skipping run", re.MULTILINE)
@@ -30,7 +31,7 @@ class Effect(NamedTuple):
 @dataclass(frozen=True)
 class Project:
     root: Path
-    programs: Path = Path(sys.executable).parent  # where the stages' `python` is
+    programs: Path = REAL  # where the stages' `python` is
 
     @property
     def notes(self) -> Path:
@@ -97,9 +98,9 @@ class Project:
         finally:
             path.write_bytes(before)
 
-    def copy(self, root: Path) -> "Project":
+    def copy(self, root: Path, *, programs: Path | None = None) -> "Project":
         shutil.copytree(self.root, root, symlinks=True)
-        return Project(root, self.programs)
+        return Project(root, programs or self.programs)
 
 
 def name_of(addressing: str) -> str:
@@ -125,9 +126,9 @@ def isolated(root: Path) -> dict[str, str]:
     }
 
 
-def clone(root: Path, *, programs: Path | None = None) -> Project:
+def clone(root: Path, *, programs: Path = REAL) -> Project:
     """Tracked files as they stand and untracked ones that Git does not ignore, in a repository of their own."""
-    project = Project(root) if programs is None else Project(root, programs)
+    project = Project(root, programs)
     listed = subprocess.run(
         ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"],
         cwd=ROOT,

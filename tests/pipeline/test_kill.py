@@ -2,15 +2,17 @@
 
 import os
 import re
+import shutil
 import signal
 import subprocess
+import sys
 import time
 from pathlib import Path
 
 import pytest
 
 from stages.common.store import drafter_folder, sha256_folder
-from tests.pipeline.project import STARTED, dvc_command
+from tests.pipeline.project import REAL, STARTED, dvc_command
 
 pytestmark = pytest.mark.slow
 
@@ -31,7 +33,7 @@ def wait_for_state(scratch: Path, process: subprocess.Popen[bytes]) -> Path:
 
 
 def test_a_killed_run_goes_on(smoke, tmp_path):
-    project = smoke.project.copy(tmp_path / "killed")
+    project = smoke.project.copy(tmp_path / "killed", programs=REAL)
     project.set(**{"smoke.adapt.training.steps": STEPS})
     folder, scratch = project.root / drafter_folder("smoke", "adapt"), project.root / "data" / "scratch"
 
@@ -64,3 +66,36 @@ def test_a_killed_run_goes_on(smoke, tmp_path):
     assert first is not None, output
     assert int(first[1]) == 0
     assert sha256_folder(folder) == resumed
+
+
+def test_a_killed_distillation_goes_on(smoke, tmp_path):
+    """The stage by itself: what dvc does around it is seen above."""
+    project = smoke.project.copy(tmp_path / "killed")
+    project.set(**{"smoke.distill.training.steps": STEPS, "smoke.distill.training.evaluate_every": STEPS})
+    words = ("-m", "stages.distill", "smoke", "trie_streak")
+    folder = project.root / drafter_folder("smoke", "trie_streak")
+    project.run("python", *words)
+    whole = sha256_folder(folder)
+
+    process = subprocess.Popen(
+        [sys.executable, *words],
+        cwd=project.root,
+        env=project.env(),
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+        start_new_session=True,
+    )
+    try:
+        state = wait_for_state(project.root / "data" / "scratch", process)
+    finally:
+        os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+    assert state.exists()
+
+    shutil.rmtree(folder)
+    output = project.run("python", *words)
+    first = re.search(rf"trie_streak: .*?(\d+)/{STEPS}", output)
+    assert first is not None, output
+    assert int(first[1]) > 0, "started over instead of going on"
+    assert sha256_folder(folder) == whole
+    assert not state.exists()

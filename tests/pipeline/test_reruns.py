@@ -14,6 +14,7 @@ METHODS = ("specdiff2", "specdiff2_trie", "specdiff2_tree", "eagle2")
 VANILLA = {f"vanilla@smoke-{benchmark}" for benchmark in BENCHMARKS}
 DRAFTERS = {f"drafter@smoke-{method}" for method in METHODS}
 ADAPT, DISTILL = {"adapt@smoke"}, {"distill@smoke-streak", "distill@smoke-trie_streak"}
+GRADABLE = {"gradable@smoke"}
 FEATURES, EAGLE = {"features@smoke-verifier"}, {"baselines@smoke-eagle"}
 TRAINED = ADAPT | DISTILL | EAGLE
 
@@ -86,7 +87,7 @@ def test_the_seed_keeps_the_verifier_alone(finished):
     effect = effect_of_params(finished, seed=1)
     prompts = {"corpus@smoke", *(f"benchmark@smoke-{benchmark}" for benchmark in BENCHMARKS)}
     drawn = prompts | {"trajectories@smoke"} | TRAINED | VANILLA | cells(*METHODS) | REPORT
-    assert effect == (drawn, drawn | FEATURES | DRAFTERS)
+    assert effect == (drawn, drawn | FEATURES | DRAFTERS | GRADABLE)
 
 
 def test_the_objectives_keep_the_trajectories(finished):
@@ -109,7 +110,7 @@ def test_a_new_benchmark_leaves_the_training_alone(finished):
     effect = effect_of_params(finished, benchmarks=[*BENCHMARKS, "mt_bench"])
     new = {"benchmark@smoke-mt_bench", "vanilla@smoke-mt_bench"}
     new |= {f"evaluate@smoke-mt_bench-{method}" for method in METHODS}
-    assert effect == (new | REPORT, new | REPORT)
+    assert effect == (new | GRADABLE | REPORT, new | GRADABLE | REPORT)
 
 
 def test_values_of_another_profile_rerun_nothing(finished):

@@ -34,7 +34,8 @@ def place(tmp_path, monkeypatch):
 
 
 def cells(text):
-    head, _, *rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in text.splitlines()]
+    table = [line for line in text.splitlines() if line.startswith("|")]
+    head, _, *rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in table]
     return [dict(zip(head, row, strict=True)) for row in rows]
 
 
@@ -50,6 +51,39 @@ def test_two_profiles(capsys):
         "n/a",
     )
     assert found["code", "new"]["streak short"] == "n/a"
+    assert (tree["ratio"], tree["intervals"]) == ("0.75", "apart")
+    assert (found["code", "tree"]["ratio"], found["code", "tree"]["intervals"]) == ("n/a", "n/a")
+
+
+def test_what_differs_is_said_first():
+    said = compare.side_by_side("short", "long").splitlines()[0]
+    assert "1 row of drafting methods are in both: short is faster in 0 of them, 0.75 times long" in said
+    assert "in 1 the intervals are apart." in said
+    assert "Only in short: 2 rows (vanilla, tree)." in said
+    assert "Only in long: 1 row (new)." in said
+    assert "LOSSLESS" not in said
+    table = pd.read_csv(store.report_folder("long") / "speedups.csv").assign(unexcused_differences=[0, 2])
+    store.write_text(store.report_folder("long") / "speedups.csv", table.to_csv(index=False))
+    assert "long is NOT LOSSLESS: 2 answers differ" in compare.side_by_side("short", "long")
+
+
+def test_order_is_that_of_the_reports():
+    put_report("short", [("z", "s", "b", 1.5, 1.0), ("a", "s", "c", 1.5, 1.0)])
+    put_report("long", [("z", "s", "a", 1.5, 1.0), ("z", "s", "b", 1.5, 1.0)])
+    found = cells(compare.side_by_side("short", "long"))
+    assert [(row["benchmark"], row["method"]) for row in found] == [("z", "b"), ("a", "c"), ("z", "a")]
+
+
+def test_a_report_from_before_a_column_existed_still_compares():
+    file = store.report_folder("long") / "speedups.csv"
+    store.write_text(file, "benchmark,split,method,speedup,remark\nmaths,seen,tree,2.0,x\n")
+    [tree] = [
+        row for row in cells(compare.side_by_side("short", "long")) if row["method"] == "tree" and row["ratio"] != "n/a"
+    ]
+    assert (tree["speed-up long"], tree["intervals"], tree["streak long"]) == ("2.00 [n/a, n/a]", "n/a", "n/a")
+    store.write_text(file, "place,speedup\nx,1\n")
+    with pytest.raises(ValueError, match=r"long/speedups.csv: no column benchmark, split, method"):
+        compare.side_by_side("short", "long")
 
 
 def test_two_revisions():

@@ -1,9 +1,8 @@
-"""The report as files: same bytes for same data, complete, self-contained, loud where it must be."""
+"""The report as files: same bytes for same data, complete, loud where it must be."""
 
 import json
 import re
 import shutil
-from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
 
@@ -13,77 +12,17 @@ from ruamel.yaml import YAML
 
 from stages.common import entry, store
 from stages.common.params import ParamError, load
-from stages.report import __main__ as stage
 from stages.report import content, figures, style, tables
 from stages.report.params import ReportParams
-from tests.stages.test_report_measures import NAMES, PARAMS, STAMP, cell, record
-
-BENCHMARKS = {"gsm_symbolic": ("new_template", "seen_template"), "humaneval": ("test",)}
-SECTION = {
-    "resamples": 100,
-    "confidence": 0.95,
-    "cost_tolerance": 0.1,
-    "colours": {
-        "methods": {"vanilla": "#999999", "specdiff": "#E69F00", "specdiff2_tree": "#0072B2"},
-        "trainings": {"adapt": "#E69F00", "streak": "#56B4E9"},
-        "phases": {"draft": "#CC79A7", "verify": "#009E73", "other": "#999999"},
-    },
-}
-CURVE = """step,tokens,windows,lr,loss,grad_norm,split,streak,trie16,accept_1,accept_2,extra
-1,10,2,0.1,3.0,1.0,train,,,,,
-2,20,4,0.1,2.5,1.0,train,,,,,
-2,20,4,0.1,2.6,,valid,0.9,1.6,0.6,0.3,x
-"""
-
-
-def rows_of(benchmark: str, method: str, **changes: Any) -> list[dict[str, Any]]:
-    accepted = {"vanilla": [0, 0, 0], "specdiff": [0, 1, 0], "specdiff2_tree": [2, 0, 4]}[method]
-    return [
-        record(
-            i,
-            accepted,
-            benchmark=benchmark,
-            split=split,
-            method=method,
-            num_draft_tokens=0 if method == "vanilla" else 12,
-            decode_s=0.3 + 0.01 * i if method == "vanilla" else 0.45 + 0.01 * i,
-            **changes,
-        )
-        for split in BENCHMARKS[benchmark]
-        for i in range(3)
-    ]
-
-
-def put_cell(profile: str, benchmark: str, method: str, rows: list[dict[str, Any]], **stamp: Any) -> None:
-    drafter = None if method == "vanilla" else {"parameters": 1000, "objective": "streak"}
-    provenance = {"stamp": STAMP | stamp, "drafter": drafter, "profile": profile}
-    store.write_parquet(store.cell_file(profile, benchmark, method), rows, store.CELLS, provenance)
-
-
-def set_up(folder: Path) -> None:
-    """params.yaml, cells and curves of the profiles `cpu` and `smoke`."""
-    document = {
-        "seed": 0,
-        "benchmarks": [*BENCHMARKS],
-        "methods": NAMES[1:],  # vanilla is always there
-        "objectives": ["streak"],
-        "baselines": [],
-        "report": SECTION,
-    }
-    for profile in ("cpu", "smoke"):
-        document[profile] = {"models": {}}
-        for benchmark in BENCHMARKS:
-            for method in NAMES:
-                put_cell(profile, benchmark, method, rows_of(benchmark, method))
-        for training in ("adapt", "streak"):
-            store.write_text(store.curves_file(profile, training), CURVE)
-    YAML().dump(document, folder / "params.yaml")
+from tests.stages.reporting import BENCHMARKS, make, put_cell, rows_of, set_up, stage, study
+from tests.stages.test_report_measures import NAMES, PARAMS, cell, record
 
 
 @pytest.fixture
 def workplace(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """An own copy of the data, to change."""
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(stage, "studies", study)
     set_up(tmp_path)
 
 
@@ -93,19 +32,15 @@ def wordy(workplace: None, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(stage.gallery, "plates", lambda report: [])
 
 
-@pytest.fixture(scope="module")
-def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A report to look at, made once."""
-    folder = tmp_path_factory.mktemp("made")
-    with pytest.MonkeyPatch.context() as patch:
-        patch.chdir(folder)
-        set_up(folder)
-        return (folder / make()).resolve()
+@pytest.fixture
+def quick(workplace: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As `workplace`, without the figures that take longest."""
 
+    def absent(*_: Any, **__: Any) -> None:
+        raise figures.Absent("left out by the test")
 
-def make(profile: str = "cpu") -> Path:
-    stage.main(entry.Run(profile=profile, words={}), load(ReportParams, "report"), seed=0)
-    return store.report_folder(profile)
+    for name in ("positions", "training"):
+        monkeypatch.setattr(figures, name, absent)
 
 
 def contents(folder: Path) -> dict[str, bytes]:
@@ -114,8 +49,12 @@ def contents(folder: Path) -> dict[str, bytes]:
 
 def test_all_files_and_the_same_bytes_twice(made: Path, workplace: None) -> None:
     first = contents(made)
-    names = {"speedup", "acceptance", "acceptance_training", "histogram", "cost", "training"}
+    names = {"speedup", "acceptance", "acceptance_training", "histogram", "cost", "training", "window"}
+    sheets = {"by_method", "contrasts", "lossless", "costs", "fairness", "settings", "machine", "wide", "wordy"}
+    sheets |= {"published", "published_figure_5", "published_figure_6", "published_figure_7"}
     assert set(first) == {f"figures/{name}.svg" for name in names} | {
+        *(f"tables/{name}.{end}" for name in sheets for end in ("csv", "tex")),
+        *("tables/histogram.csv", "tables/window_points.csv", "tables/loss_adapt.csv", "tables/loss_streak.csv"),
         *(
             "metrics.json",
             "speedups.csv",
@@ -131,16 +70,16 @@ def test_all_files_and_the_same_bytes_twice(made: Path, workplace: None) -> None
     assert contents(make()) == first
 
 
-def test_other_data_gives_other_bytes(made: Path, workplace: None) -> None:
+def test_other_data_gives_other_bytes(made: Path, quick: None) -> None:
     first = contents(made)
     put_cell("cpu", "humaneval", "specdiff", rows_of("humaneval", "specdiff", verify_s=0.9))
     second = contents(make())
     assert first["figures/cost.svg"] != second["figures/cost.svg"]
-    assert first["report.html"] != second["report.html"]
+    assert first["tables/costs.csv"] != second["tables/costs.csv"]
     assert first["figures/histogram.svg"] == second["figures/histogram.svg"]
 
 
-def test_a_colour_changes_figures_but_no_number(made: Path, workplace: None) -> None:
+def test_a_colour_changes_figures_but_no_number(made: Path, quick: None) -> None:
     first = contents(made)
     text = Path("params.yaml").read_text().replace("#0072B2", "#D55E00")
     Path("params.yaml").write_text(text)
@@ -164,6 +103,7 @@ def test_table_has_the_promised_columns(made: Path) -> None:
     assert len(bars) == 3 * (len(NAMES) - 1), "dvc plots show: a bar of its own for each"
     place = ("gsm_symbolic", "seen_template", "specdiff2_tree")
     assert bars[" / ".join(place)] == pytest.approx(written[place])
+    assert (made / "tables" / "loss_streak.csv").read_text() == "step,loss\n1,3\n2,2.5\n"
     assert metrics["training"]["streak"] == {"loss": 2.6, "streak": 0.9, "trie16": 1.6}
     assert metrics["lossless"] == {"excused_differences": 0, "unexcused_differences": 0}
     acceptance = pd.read_csv(made / "acceptance.csv")
@@ -192,53 +132,6 @@ def test_findings_follow_the_data(wordy: None) -> None:
     assert "On humaneval (test) even the fastest is slower than vanilla." in text
 
 
-class Page(HTMLParser):
-    """Tags that stay open, requests, ids and images without words."""
-
-    def __init__(self, text: str) -> None:
-        super().__init__()
-        self.open: list[str] = []
-        self.ids: list[str] = []
-        self.requests: list[str] = []
-        self.mute = 0
-        self.tags: list[str] = []
-        self.feed(text)
-
-    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        given = dict(attrs)
-        self.tags.append(tag)
-        if tag not in ("meta", "br", "hr", "img", "link"):
-            self.open.append(tag)
-        if given.get("id"):
-            self.ids.append(str(given["id"]))
-        self.requests += [str(v) for k, v in attrs if k in ("src", "href", "xlink:href") and not str(v).startswith("#")]
-        self.mute += tag == "svg" and not given.get("aria-label")
-
-    def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        self.handle_starttag(tag, attrs)
-        if self.open and self.open[-1] == tag:
-            self.open.pop()
-
-    def handle_endtag(self, tag: str) -> None:
-        assert self.open, tag
-        assert self.open.pop() == tag
-
-
-def test_page_stands_alone(made: Path) -> None:
-    text = (made / "report.html").read_text()
-    page = Page(text)
-    assert "http" not in text
-    assert "@import" not in text
-    assert not page.requests
-    assert not page.open
-    assert not page.mute
-    assert page.tags.count("svg") == 6
-    assert len(page.ids) == len(set(page.ids)), "figures must not share ids"
-    used = set(re.findall(r'href="#([^"]+)"', text)) | set(re.findall(r"url\(#([^)]+)\)", text))
-    assert used
-    assert used <= set(page.ids), "a clip path or marker lost its target"
-
-
 def test_svg_has_no_date_and_is_whole(made: Path) -> None:
     for path in (made / "figures").glob("*.svg"):
         text = path.read_text()
@@ -248,9 +141,10 @@ def test_svg_has_no_date_and_is_whole(made: Path) -> None:
 
 
 def test_smoke_says_that_it_means_nothing(wordy: None) -> None:
+    smoke, real = make("smoke"), make("cpu")
     for name in ("report.html", "report.md"):
-        assert "The numbers below mean nothing." in (make("smoke") / name).read_text()
-        assert "mean nothing" not in (make("cpu") / name).read_text()
+        assert "The numbers below mean nothing." in (smoke / name).read_text()
+        assert "mean nothing" not in (real / name).read_text()
 
 
 def test_unexcused_difference_is_loud(wordy: None, capsys: pytest.CaptureFixture[str]) -> None:
@@ -308,7 +202,7 @@ def test_what_cannot_be_drawn_is_said(workplace: None) -> None:
     text = (folder / "report.html").read_text()
     assert "no training has written a curve" in text
     assert "No method besides vanilla was timed" in text
-    assert not list((folder / "figures").glob("*.svg"))
+    assert [path.name for path in (folder / "figures").glob("*.svg")] == ["window.svg"], "the study's"
     json.loads((folder / "metrics.json").read_text())
 
 
@@ -323,24 +217,6 @@ def test_training_rows_alone_still_draw() -> None:
     with style.settings():
         text = style.svg(figures.training({"adapt": curve}, {"adapt": "#E69F00"}))
     assert "no held-out streak was written" in text
-
-
-def test_latex_escapes_and_balances() -> None:
-    table = pd.DataFrame({"a_b": ["50% & {x} $ # ~ ^ \\"], "n": [1.5]})
-    text = tables.latex(table)
-    assert r"a\_b" in text
-    assert r"50\% \& \{x\} \$ \# \textasciitilde{} \textasciicircum{} \textbackslash{}" in text
-    bare = re.sub(r"\\.", "", text)
-    assert bare.count("{") == bare.count("}")
-    assert re.search(r"\\toprule.*\\midrule.*\\bottomrule", text, re.DOTALL)
-
-
-def test_latex_lines_have_all_columns(made: Path) -> None:
-    text = (made / "speedups.tex").read_text()
-    lines = [line for line in text.splitlines() if line.endswith(r"\\")]
-    assert len(lines) == 1 + 9
-    assert {line.count("&") for line in lines} == {len(tables.COLUMNS) - 1}
-    assert not re.search(r"(?<!\\)_", "\n".join(lines))
 
 
 def test_markup_in_names_is_text() -> None:

@@ -1,7 +1,6 @@
 """Measures of the report against values worked out by hand."""
 
 import math
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -9,7 +8,7 @@ import pandas as pd
 import pytest
 
 from stages.common import store
-from stages.report import cells, cost, curves, measures, published, tables, words
+from stages.report import cells, cost, curves, measures, tables
 from stages.report.cells import Cell
 from stages.report.frames import Frame
 from stages.report.params import Colours, ReportParams
@@ -256,10 +255,10 @@ def test_the_table_by_method_has_a_row_for_each_and_a_gap_where_none_was_timed()
     table = pd.concat([table, table_of(("medusa", "x", math.nan, 0.0), ("medusa", "y", 1.5, 1.0))])
     wide = tables.by_method(table)
     assert wide.to_numpy().tolist() == [
-        ["eagle2", "1.20 (0.50)", "0.999 (0.25)"],
-        ["medusa", "n/a", "1.50 (1.00)"],
+        ["eagle2", "1.20 (0.50)", "0.999 (0.25)", "1.10"],
+        ["medusa", "n/a", "1.50 (1.00)", "n/a"],
     ]
-    assert list(wide.columns) == ["method", "b x", "b y"]
+    assert list(wide.columns) == ["method", "b x", "b y", tables.MEAN]
     assert tables.by_method(table_of(("vanilla", "x", 1.0, 0.0))).empty
 
 
@@ -327,17 +326,6 @@ def test_no_rounding_across_one() -> None:
     assert tables.ratio(1.0) == "1.00"
 
 
-def test_published_numbers_stand_beside_their_kin() -> None:
-    table = speedups(
-        cell([record(0, [4])], method="specdiff"),
-        cell([record(0, [1], split="seen_template")], method="specdiff"),
-    )
-    lines = published.beside(table)
-    assert set(lines["method"]) == {"specdiff"}
-    assert lines["published"].tolist() == ["2.51", "3.19"]
-    assert lines["same method here"].tolist() == ["1.33 to 3.33"] * 2
-
-
 def test_training_curve_with_odd_columns() -> None:
     curve = pd.DataFrame(
         {
@@ -359,21 +347,3 @@ def test_training_curve_with_odd_columns() -> None:
     long = curves.long_form({"adapt": curve})
     assert "remark" not in set(long["quantity"])
     assert len(long) == 4 + 3 * 2
-
-
-def test_rivals_are_named_place_by_place_with_what_the_intervals_say() -> None:
-    rows = [
-        ("vanilla", "x", 1.0, 0.98, 1.02),
-        ("specdiff2_tree", "x", 1.6, 1.5, 1.7),
-        ("specdiff2", "x", 1.1, 1.0, 1.2),
-        ("eagle2", "x", 1.2, 1.1, 1.3),
-        ("specdiff2_tree", "y", 1.0, 0.9, 1.1),
-        ("specdiff", "y", 1.05, 0.95, 1.15),
-        ("specdiff2_tree", "z", 1.4, 1.3, 1.5),
-    ]
-    names = ("method", "split", "speedup", "speedup_low", "speedup_high")
-    table = pd.DataFrame([{"benchmark": "b", **dict(zip(names, row, strict=True))} for row in rows])
-    said = words.rivals(SimpleNamespace(table=table))  # pyright: ignore[reportArgumentType]
-    assert "on b (x) specdiff2_tree 1.60 against eagle2 1.20 (intervals apart)" in said
-    assert "on b (y) specdiff2_tree 1.00 against specdiff 1.05 (intervals overlap)" in said
-    assert "(z)" not in said
