@@ -38,6 +38,7 @@ class Report:
     objectives: list[str]  # trainings that go on from adapt
     fairness: Frame
     temperatures: list[float]
+    peak_mb: int  # largest resident memory of a cell's process; 0 where none was noted
     studies: list[Study]
 
     @property
@@ -94,6 +95,7 @@ def build(
         objectives=objectives,
         fairness=fairness.trainings(used, training, objectives),
         temperatures=sorted({float(t) for cell in cells for t in cell.rows["temperature"]}),
+        peak_mb=max((int(cell.provenance.get("peak_rss_mb", 0)) for cell in cells), default=0),
         studies=list(studies),
     )
 

@@ -53,10 +53,12 @@ def _millions(parameters: float | None) -> str:
 
 
 NOTE = (
-    "All were trained on the same trajectories, split alike, against the verifier's words (hard targets), with one "
-    "optimizer and one set of rates, which were tuned on adapt alone. The numbers of steps in params.yaml are chosen "
-    "so that the trainings take about the same seconds. Tokens are those of the texts read, prompts included, once for "
-    "each time a text was read; the pass that gave the verifier's hidden states is in no drafter's account. The "
+    "All were trained on the same trajectories, split alike, with one optimizer: against the verifier's words (hard "
+    "targets), eagle against its hidden states as well. Rates were tuned on adapt alone and are the same for all but "
+    "alignment, which goes on at a tenth of them. The numbers of steps in params.yaml are chosen so that the trainings "
+    "take about the same seconds; how near they came stands here. Tokens are those of the texts read, prompts "
+    "included, once for each time a text was read; the pass that gave the verifier's hidden states is in no "
+    "drafter's account. The "
     "held-out streak is the expected number of accepted tokens on texts that no training saw, each training's own "
     "account of it: of the likeliest chain, and of the best-first tree where it was measured. Every tree has the same "
     "most nodes; all but that of eagle, whose shape is fixed, stop where the product of q falls below a threshold "

@@ -76,18 +76,23 @@ def lead(report: Report) -> str:
         return ""
     first, prompts = rows[0]["method"], max(row["prompts"] for row in rows)
     sure = [row for row in rows if row["low"] > 1]
-    open_ = [f"{row['against']} ({contrast.span(row)} times)" for row in rows if row["low"] <= 1]
+    open_ = [f"{row['against']} ({contrast.span(row)} times)" for row in rows if row["low"] <= 1 <= row["high"]]
+    behind = [f"{row['against']} ({contrast.span(row)} times)" for row in rows if row["high"] < 1]
     text = f"Prompt for prompt, over all {prompts} together, {first} is "
     if sure:
         near = f"{sure[0]['against']} ({contrast.span(sure[0])} times its speed)"
         group = (
-            f"each of the other {len(sure)} methods" if not open_ else f"{len(sure)} of the other {len(rows)} methods"
+            f"each of the other {len(rows)} methods"
+            if len(sure) == len(rows)
+            else f"{len(sure)} of the other {len(rows)} methods"
         )
         if len(rows) == 1:
             return f"{text}faster than the other method, {near}, with the whole interval."
         text += f"faster than {group} with the whole interval, the nearest being {near}"
     if open_:
         text += f"{', and ' if sure else ''}not told apart from {listed(open_)}"
+    if behind:
+        text += f"{', and ' if sure or open_ else ''}slower than {listed(behind)}"
     return text + "."
 
 
@@ -188,8 +193,8 @@ def yardstick(report: Report) -> str:
     low, high = tables.ratio(speeds.min()), tables.ratio(speeds.max())
     spread = low if low == high else f"{low} to {high}"
     return (
-        f"Vanilla timed like a method, against the vanilla steps within its own texts, gives {spread}: differences "
-        "of that size are timing error."
+        f"Vanilla timed like a method, against the vanilla steps within its own texts, gives {spread}: a "
+        "difference of that size from 1 shows nothing."
     )
 
 

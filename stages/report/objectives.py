@@ -13,7 +13,7 @@ from matplotlib.figure import Figure
 from stages.common import store
 from stages.common.studies import points_file, sweep_folder
 from stages.report import cells, curves, figures, style, tables
-from stages.report.cells import VANILLA, Cell
+from stages.report.cells import Cell
 from stages.report.frames import Frame
 from stages.report.params import ReportParams
 from stages.report.seeds import Line, Mean, compare, of_seed, speed_up, tokens_per_cycle, trained
@@ -63,7 +63,7 @@ def read(profile: str) -> list[Cell]:
     for name in known.get(SWEEP, {"points": []})["points"]:
         path = folder / f"{name}.parquet"
         records, provenance = store.read_parquet(path, store.CELLS), store.read_provenance(path)
-        if records and provenance["method"] != VANILLA:
+        if records and provenance["params"][provenance["method"]]["drafter"] is not None:
             found.append(cells.make(provenance["benchmark"], provenance["method"], records, provenance))
     if len({repr(sorted(cell.provenance["stamp"].items())) for cell in found}) > 1:
         raise ValueError(

@@ -190,7 +190,8 @@ def lead(graded: Graded, curves: Frame, params: ReportParams, *, seed: int) -> s
         mean, low, high = gain(graded, best, params, seed=seed)
         sure = "above zero" if low > 0 else "below zero" if high < 0 else "with zero in it"
         text += (
-            f" and one of {best}, the best, in {_share(at[best, 'one', 1.0])}: prompt by prompt {mean:+.0f} points, "
+            f" and one of {best}, the best of the others and picked afterwards, in {_share(at[best, 'one', 1.0])}: "
+            f"prompt by prompt {mean:+.0f} points, "
             f"the interval [{low:+.0f}, {high:+.0f}] {sure}"
         )
     text += "."
@@ -215,7 +216,7 @@ def picture(graded: Graded, drawn: Frame, params: ReportParams) -> Plate:
         f"{graded.name}_budget",
         f"{graded.title}: accuracy against a budget of seconds",
         "A curve further left gets the same answers sooner; at the dashed budget, vanilla's median answer, the height "
-        f"says what the speed is worth, and with no limit all lossless methods end alike. {PACE}",
+        f"says what the speed is worth, and with no limit all methods that accept by Match end alike. {PACE}",
         f"Share of right answers on {graded.place} by budget of seconds. At the right end: {ends}",
         lambda: draw(graded, drawn, params.colours.methods),
         published=graded.beside,

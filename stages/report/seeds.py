@@ -90,7 +90,13 @@ def compare(found: list[Trained], params: ReportParams, *, control: str, seed: i
     draws_RP = np.random.default_rng(seed).integers(count, size=(params.resamples, count))
     by_line: dict[tuple[str, str], list[Trained]] = {}
     for one in found:
-        by_line.setdefault((one.objective, one.draft), []).append(one)
+        line = by_line.setdefault((one.objective, one.draft), [])
+        if one.drafter in {other.drafter for other in line}:
+            raise ValueError(
+                f"params.yaml: sweeps.objectives.vary: two points draft a {one.draft} with {one.drafter}; vary the "
+                "drafter and the way of drafting alone, since points of one name are taken for seeds"
+            )
+        line.append(one)
     speedups = {key: mean(seeds, draws_RP, speed_up, params.confidence) for key, seeds in by_line.items()}
     lines = []
     for (objective, draft), seeds in by_line.items():

@@ -58,7 +58,9 @@ def studies(profile: str, params: ReportParams, *, seed: int) -> list[Study]:
     """A study for each measured sweep that no other module reports."""
     path = places.points_file(profile)
     listed: dict[str, dict[str, Any]] = store.read_json(path) if path.exists() else {}
-    mine = [name for name in listed if name not in ELSEWHERE and not places.graded_folder(profile, name).exists()]
+    checked = places.check_file(profile)
+    graded: list[str] = store.read_json(checked)["sweeps"] if checked.exists() else []
+    mine = [name for name in listed if name not in (*ELSEWHERE, *graded)]
     return [study(read(profile, name, listed[name]), params, seed=seed) for name in mine]
 
 

@@ -26,8 +26,8 @@ ABLATION = (
     "drafts by the verifier. Speed-up (accepted streak)."
 )
 GAINS = (
-    "Speed of a method over that of another which lacks one thing, prompt by prompt, with the interval of the ratio. "
-    "1 means that the thing gained nothing, less than 1 that it cost more than it brought."
+    "Speed of a method over that of another which lacks what the line names, prompt by prompt, with the interval of "
+    "the ratio. 1 means that the thing gained nothing, less than 1 that it cost more than it brought."
 )
 COSTS = (
     "Speed-up = (1 + E[L]) / (t_verify/t_1 + c + o), costs in vanilla steps, fitted once for each method over all its "
@@ -89,7 +89,7 @@ def limits(report: Report) -> list[str]:
         "One sequence at a time: many requests in a batch leave less idle arithmetic to verify drafts with, "
         "and gain less.",
         "Vanilla is this engine's own plain decoding, timed on the same prompts; other engines are not in the table.",
-        f"Verifier temperature {temperatures} only. Prefill is not in the speed-up.",
+        f"Verifier temperature {temperatures} only in the cells. Prefill is not in the speed-up.",
     ]
     if rows > 1:
         share = 1 - report.params.confidence
@@ -98,7 +98,7 @@ def limits(report: Report) -> list[str]:
             f"{max(1, round(rows * share))} can be expected to miss, and nothing was done about that."
         )
     if report.accuracy.empty:
-        points.append("The text is the verifier's own, only sooner: how good it is was not measured.")
+        points.append("The text of a cell is the verifier's own, only sooner: how good it is was not measured there.")
     if len(coverage):
         points.append(
             f"The drafters of {listed(list(dict.fromkeys(narrow['method'])))} speak the most frequent tokens of their "
@@ -113,12 +113,15 @@ def limits(report: Report) -> list[str]:
 def remake(report: Report) -> str:
     """How these numbers are made again."""
     return (
-        f"Made by dvc repro with profiles: [{report.profile}]. The Git commit that brought this file has the code, "
-        "params.yaml and dvc.lock (hashes of every input and output) of these numbers; a rerun measures again, with "
-        "the same texts and other seconds."
+        f"Made by dvc repro with profiles: [{report.profile}]. dvc.lock, beside this file in the same commit, has the "
+        "hashes of the code, values, inputs and outputs of every stage as it was when it ran; a rerun measures again, "
+        "with the same texts and other seconds."
     )
 
 
 def machine(report: Report) -> Frame:
-    """The stamp every cell carries."""
-    return pd.DataFrame([{"what": key, "value": str(value)} for key, value in report.stamp.items()])
+    """The stamp every cell carries, and the most memory that one took."""
+    facts = dict(report.stamp)
+    if report.peak_mb:
+        facts["peak memory of a cell"] = f"{report.peak_mb} MB"
+    return pd.DataFrame([{"what": key, "value": str(value)} for key, value in facts.items()])

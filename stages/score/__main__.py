@@ -5,7 +5,8 @@
 
 Reads   data/<profile>/sweeps/<sweep>/<point>.parquet, data/<profile>/prompts/<benchmark>.parquet
 Writes  data/<profile>/graded/<sweep>/<point>.parquet: the same rows with `answer` and `correct`
-        data/<profile>/graded/check.json: that every reference is right by its own grader, and which sweeps are graded
+        data/<profile>/graded/check.json: which sweeps are graded and, if any is, that every reference is right by its
+                                        own grader
 Params  <profile>.score; graded, benchmarks and reasoning for the check
 """
 
@@ -23,9 +24,11 @@ CHECK = "check"
 def main(run: entry.Run) -> None:
     params = load(Score, run.profile, "score")
     if run.what == CHECK:
-        there = [name for name in (*keys_at("benchmarks"), *keys_at("reasoning")) if name in params.graders]
+        graded = keys_at("graded")
+        known = (*keys_at("benchmarks"), *keys_at("reasoning")) if graded else ()
+        there = [name for name in known if name in params.graders]
         found = {name: check(run.profile, name, params) for name in there}
-        store.write_json(studies.check_file(run.profile), {"sweeps": keys_at("graded"), "benchmarks": found})
+        store.write_json(studies.check_file(run.profile), {"sweeps": graded, "benchmarks": found})
     else:
         score(run.profile, run.what, params)
 

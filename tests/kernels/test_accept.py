@@ -66,7 +66,7 @@ def test_match_on_a_chain(vocab, window):
     assert_lossless(cycle, verifier)
 
 
-@pytest.mark.parametrize(("vocab", "window"), SIZES)
+@pytest.mark.parametrize(("vocab", "window"), [*SIZES, (4, 3)])
 def test_leviathan(vocab, window):
     verifier = Verifier(vocab, seed=vocab)
 
@@ -79,10 +79,13 @@ def test_leviathan(vocab, window):
     assert_lossless(cycle, verifier, cycles=1)
 
 
-@pytest.mark.parametrize(("vocab", "window", "num_drafts"), [(3, 2, 2), (4, 2, 2), (5, 2, 2), (3, 2, 3), (3, 3, 2)])
+@pytest.mark.parametrize(
+    ("vocab", "window", "num_drafts"),
+    [(3, 2, 2), (4, 2, 2), (5, 2, 2), (3, 2, 3), (4, 2, 3), (3, 3, 2), (3, 3, 3), (5, 3, 2)],
+)
 def test_trie_walk(vocab, window, num_drafts):
     verifier = Verifier(vocab, seed=vocab)
-    q_GV = marginals(vocab, window, (), support=3)
+    q_GV = marginals(vocab, window, (), support=2 if num_drafts * window > 6 else 3)
 
     def cycle(prefix):
         return mix((match_law(prefix_trie(d).tree, verifier, prefix), w) for d, w in draft_sets(q_GV, num_drafts))
@@ -90,7 +93,9 @@ def test_trie_walk(vocab, window, num_drafts):
     assert_lossless(cycle, verifier, cycles=1)
 
 
-@pytest.mark.parametrize(("vocab", "window", "num_drafts"), [(3, 2, 2), (5, 2, 2), (3, 2, 3), (3, 3, 2), (3, 3, 3)])
+@pytest.mark.parametrize(
+    ("vocab", "window", "num_drafts"), [(3, 2, 2), (4, 2, 2), (5, 2, 2), (3, 2, 3), (3, 3, 2), (3, 3, 3)]
+)
 def test_self_selection_then_match(vocab, window, num_drafts):
     verifier = Verifier(vocab, seed=vocab)
     q_GV = marginals(vocab, window, (), support=2 if num_drafts * window > 6 else 3)

@@ -130,6 +130,7 @@ def smoke(tmp_path_factory) -> Iterator[Smoke]:
     aside = tmp_path_factory.mktemp("warm")
     project = clone(tmp_path_factory.mktemp("smoke"), programs=aside)
     project.drop("cpu", "cpu_long")
+    project.prune(**{"smoke.distill": {"training", *SMOKE["objectives"]}, "smoke.sweeps": SMOKE["sweeps"]})
     project.set(profiles=["smoke"], benchmarks=["gsm_symbolic", "humaneval"], **SMOKE)
     commit(project)
     with warm.started(aside, project.env()):
@@ -147,6 +148,16 @@ def finished(tmp_path_factory, graph) -> Project:
     (aside / "python").chmod(0o755)
     project = clone(tmp_path_factory.mktemp("finished"), programs=aside)
     project.drop("cpu_long")
+    few = {
+        "cpu": {"evaluate", "adapt", "trajectories"},
+        "cpu.evaluate": {"specdiff2"},
+        "smoke.distill": {"training", *FEW["objectives"]},
+        "smoke.evaluate": {"shared", "vanilla", *FEW["methods"]},
+        "smoke.baselines": FEW["baselines"],
+        "smoke.sweeps": FEW["sweeps"],
+        "smoke.sizes": FEW["sizes"],
+    }
+    project.prune(**few)
     project.set(profiles=["smoke"], benchmarks=["gsm_symbolic", "humaneval"], **FEW)
     commit(project)
     project.dvc("repro")

@@ -5,7 +5,7 @@ import re
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -76,13 +76,23 @@ class Project:
         """Write values into params.yaml by dotted key; a value's kind must stay what it was."""
         set_params(self.root / "params.yaml", values)
 
-    def drop(self, *profiles: str) -> None:
-        """Leave profiles out of params.yaml: DVC reads the whole file again for every stage."""
+    def prune(self, **kept: Collection[str]) -> None:
+        """Leave out all but these of a section of params.yaml, by dotted key: DVC reads the file for every stage."""
         yaml, path = YAML(), self.root / "params.yaml"
         document = yaml.load(path)
-        for profile in profiles:
-            del document[profile]
+        for key, names in kept.items():
+            node, above = document, None
+            for part in filter(None, key.split(".")):
+                node, above = node[part], node
+            for name in [name for name in node if name not in names]:
+                del node[name]
+            if not node and above is not None:
+                above[key.split(".")[-1]] = {}  # else the comments of what is gone are written, as no YAML
         yaml.dump(document, path)
+
+    def drop(self, *profiles: str) -> None:
+        """Leave profiles out of params.yaml."""
+        self.prune(**{"": set(self.params()) - set(profiles)})
 
     @contextmanager
     def edited(self, file: str, text: str = "\n# edited\n", **values: Any) -> Iterator[None]:

@@ -76,7 +76,8 @@ def test_stages_declare_what_they_read(graph, smoke, notes):
 def test_stages_read_what_they_declare(graph, smoke, notes):
     """Lists of names that span the matrix are read as names, not handed out as values."""
     document = smoke.project.params()
-    names = {"benchmarks", "methods", "objectives", "baselines", "sweeps", "reasoning", "graded"}
+    names = {"benchmarks", "methods", "objectives", "soft_objectives", "baselines", "features"}
+    names |= {"sweeps", "reasoning", "graded"}
     idle = {}
     for stage in graph:
         if stage.words not in notes:

@@ -27,6 +27,7 @@ from tests.stages.scripted import (
 MATCHING = ("specdiff2", "specdiff2_trie", "specdiff2_tree")
 MODELLESS = ("vanilla", "prompt_lookup")
 ABLATIONS = ("specdiff2_train", "specdiff2_test")
+RIVALS = {"distillspec": 0.7, "first": 1.3}  # specdiff2 over other drafters, each at one temperature
 NOTHING = torch.empty(0, 0)  # features of no layer
 SOME_WORDS = [word for word in range(VOCABULARY) if word % 3]
 # (window, drafts, nodes, prompt length): every window 1 .. 8, every K 1 .. 4, trees of 1 to 16 nodes
@@ -75,13 +76,13 @@ def pair(request):
 
 @pytest.mark.parametrize(
     ("name", "temperature"),
-    [(name, temperature) for name in (*MODELLESS, *MATCHING) for temperature in (0.0, 0.7, 1.3)]
-    + [("specdiff", 0.0), ("specdiff2_train", 0.7), ("specdiff2_test", 1.3)],
+    [(name, temperature) for name in (*MODELLESS, *MATCHING, *ABLATIONS) for temperature in (0.0, 0.7, 1.3)]
+    + [("specdiff", 0.0), *RIVALS.items()],
 )
 def test_every_method_equals_vanilla(pair, name, temperature):
     """With prefixes of their own at two shapes, and with the verifier's at another one for each kind."""
     verifier, drafters, number = pair
-    start = ["specdiff", *MODELLESS, *MATCHING, *ABLATIONS].index(name) + round(10 * temperature)
+    start = ["specdiff", *MODELLESS, *MATCHING, *ABLATIONS, *RIVALS].index(name) + round(10 * temperature)
     for turn, drafter in enumerate([None] if name in MODELLESS else drafters):
         gamma, drafts, nodes, length = SHAPES[(start + (1 + number if turn == 2 else 3 * turn)) % len(SHAPES)]
         cycles = check(

@@ -130,7 +130,7 @@ def test_a_study_says_what_the_budget_buys() -> None:
     assert study.title == "Sums in time"
     assert "vanilla needs 2.5 s for its median answer" in study.lead
     assert "one chain of vanilla is right in 33%" in study.lead
-    assert "one of specdiff2_tree, the best, in 50%" in study.lead
+    assert "one of specdiff2_tree, the best of the others and picked afterwards, in 50%" in study.lead
     assert "+17 points" in study.lead
     [sheet] = study.sheets
     rows = {(row["method"], row["chains"]): row for row in sheet.rows.to_dict("records")}

@@ -11,9 +11,14 @@ from stages.points.__main__ import main
 BASE = {"benchmark": "b", "split": "s", "prompts": 2, "method": "m", "x": "gamma", "vary": {"gamma": [2, 4]}}
 
 
-def write(*names, **forms):
+LISTS = {"benchmarks": ["b"], "reasoning": [], "graded": [], "features": [], "soft_objectives": []}
+
+
+def write(*names, lists=None, **forms):
     """params.yaml with these sections, of which those named are measured."""
-    Path(params.PARAMS).write_text(json.dumps({"sweeps": list(names), "p": {"models": {}, "sweeps": forms}}))
+    profile = {"models": {}, "sweeps": forms, "score": {"graders": {"c": "answer"}}}
+    document = LISTS | {"sweeps": list(names), "p": profile} | (lists or {})
+    Path(params.PARAMS).write_text(json.dumps(document))
 
 
 @pytest.fixture(autouse=True)
@@ -129,4 +134,37 @@ def test_the_list_names_what_is_measured_and_checks_the_rest():
         points()
     write(**{"Not a name": BASE})
     with pytest.raises(params.ParamError, match="'Not a name' names files"):
+        points()
+
+
+METHODS = {"method": ["vanilla", "m"]}
+BUDGET = {key: value for key, value in BASE.items() if key != "method"} | {"x": "method", "vary": METHODS}
+
+
+@pytest.mark.parametrize(
+    ("form", "lists", "message"),
+    [
+        (BASE | {"benchmark": "c"}, {}, r"p\.sweeps\.some\.benchmark: 'c' is not downloaded; name it in reasoning"),
+        (BUDGET, {"graded": ["other"]}, r"graded: 'other' is not among sweeps"),
+        (BUDGET, {"graded": ["some"]}, r"p\.score\.graders\.b: missing; graded sweep 'some'"),
+        (
+            BASE | {"benchmark": "c"},
+            {"graded": ["some"], "reasoning": ["c"]},
+            r"p\.sweeps\.some: a graded sweep varies",
+        ),
+        (BASE, {"soft_objectives": ["soft"]}, r"soft_objectives: .* write features: \[verifier\]"),
+    ],
+)
+def test_what_cannot_be_measured_or_graded_is_refused_ahead_of_everything(form, lists, message):
+    write("some", lists=lists, some=form)
+    with pytest.raises(params.ParamError, match=message):
+        points()
+    allowed = {"reasoning": ["c"], "graded": ["some"], "soft_objectives": ["soft"], "features": ["verifier"]}
+    write("some", lists=allowed, some=BUDGET | {"benchmark": "c"})
+    assert points()["some"]["points"] == ["method-vanilla", "method-m"]
+
+
+def test_a_section_left_blank_is_named():
+    Path(params.PARAMS).write_text(json.dumps(LISTS | {"sweeps": [], "p": {"models": {}, "sweeps": None}}))
+    with pytest.raises(params.ParamError, match=r"p\.sweeps: None is not a section"):
         points()
