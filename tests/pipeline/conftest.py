@@ -19,8 +19,9 @@ from tests.pipeline.project import Project, clone, commit, isolated
 STAND_IN = Path(__file__).with_name("stand_in.py")
 
 
+BENCHMARKS = ["gsm_symbolic", "humaneval"]
 FEW = {
-    "methods": ["specdiff2", "specdiff2_trie", "specdiff2_tree", "eagle2"],
+    "methods": ["specdiff2", "specdiff2_tree", "eagle2"],
     "objectives": ["streak", "trie_streak"],
     "soft_objectives": [],
     "features": ["verifier"],
@@ -130,8 +131,15 @@ def smoke(tmp_path_factory) -> Iterator[Smoke]:
     aside = tmp_path_factory.mktemp("warm")
     project = clone(tmp_path_factory.mktemp("smoke"), programs=aside)
     project.drop("cpu", "cpu_long")
-    project.prune(**{"smoke.distill": {"training", *SMOKE["objectives"]}, "smoke.sweeps": SMOKE["sweeps"]})
-    project.set(profiles=["smoke"], benchmarks=["gsm_symbolic", "humaneval"], **SMOKE)
+    used = {
+        "smoke.baselines": SMOKE["baselines"],
+        "smoke.distill": {"training", *SMOKE["objectives"]},
+        "smoke.download.benchmarks": {*BENCHMARKS, *SMOKE["reasoning"]},
+        "smoke.evaluate": {"shared", "vanilla", "specdiff", *SMOKE["methods"]},
+        "smoke.sweeps": SMOKE["sweeps"],
+    }
+    project.prune(**used)
+    project.set(profiles=["smoke"], benchmarks=BENCHMARKS, **SMOKE)
     commit(project)
     with warm.started(aside, project.env()):
         yield Smoke(project, project.dvc("repro"))
@@ -158,7 +166,7 @@ def finished(tmp_path_factory, graph) -> Project:
         "smoke.sizes": FEW["sizes"],
     }
     project.prune(**few)
-    project.set(profiles=["smoke"], benchmarks=["gsm_symbolic", "humaneval"], **FEW)
+    project.set(profiles=["smoke"], benchmarks=BENCHMARKS, **FEW)
     commit(project)
     project.dvc("repro")
     return project

@@ -10,7 +10,7 @@ from tests.pipeline.project import RESTORED, STARTED, Effect, Project
 NOTHING: set[str] = set()
 REPORT = {"report@smoke"}
 BENCHMARKS = ("gsm_symbolic", "humaneval")
-METHODS = ("specdiff2", "specdiff2_trie", "specdiff2_tree", "eagle2")
+METHODS = ("specdiff2", "specdiff2_tree", "eagle2")
 VANILLA = {f"vanilla@smoke-{benchmark}" for benchmark in BENCHMARKS}
 DRAFTERS = {f"drafter@smoke-{method}" for method in METHODS}
 ADAPT, DISTILL = {"adapt@smoke"}, {"distill@smoke-streak", "distill@smoke-trie_streak"}
@@ -126,7 +126,7 @@ def test_a_retrained_drafter_reruns_the_cells_of_its_methods(finished, tmp_path)
     project.set(**{"smoke.distill.trie_streak.drafts": 8})
     ran = STARTED.findall(project.dvc("repro"))
     assert len(set(ran)) == len(ran)
-    assert set(ran) == {"distill@smoke-trie_streak"} | DRAFTERS | cells("specdiff2_trie", "specdiff2_tree") | REPORT
+    assert set(ran) == {"distill@smoke-trie_streak"} | DRAFTERS | cells("specdiff2_tree") | REPORT
 
 
 @pytest.mark.slow
