@@ -86,9 +86,14 @@ class Spelled(NamedTuple):
 
 def read(profile: str, name: str) -> Sweep:
     """The section, checked. ParamError names the key."""
+    refuse_name(name)
+    return load(Sweep, profile, "sweeps", name)
+
+
+def refuse_name(name: str) -> None:
+    """ParamError: no name for files."""
     if not NAME.fullmatch(name):
         raise ParamError(f"params.yaml: sweeps: {name!r} names files; write lower-case letters, digits and _")
-    return load(Sweep, profile, "sweeps", name)
 
 
 def names() -> list[str]:

@@ -17,10 +17,9 @@ from stages.common import entry, store, studies, sweeps
 from stages.common.params import ParamError, keys_at, load
 from stages.common.sweeps import Spelled, Sweep
 from stages.evaluate.harness import Shared
+from stages.evaluate.parts import VANILLA
 from stages.plan import drafters
 from stages.plan.settings import method_params, shared_params
-
-VANILLA = "vanilla"
 
 
 def main(run: entry.Run) -> None:

@@ -18,35 +18,31 @@ CHECK = "check"  # what else stage `score` does
 
 
 def main(run: entry.Run) -> None:
-    forms = {name: sweeps.read(run.profile, name) for name in load(dict[str, Sweep], run.profile, "sweeps")}
-    found = {}
-    for name in sweeps.names():
-        form = forms.get(name) or sweeps.read(run.profile, name)
-        refuse_unknown_prompts(run.profile, name, form)
+    forms, measured = load(dict[str, Sweep], run.profile, "sweeps"), sweeps.names()
+    for name in (*forms, *measured):
+        sweeps.refuse_name(name)
+    there, found = (*keys_at("benchmarks"), *keys_at("reasoning")), {}
+    for name in measured:
+        form = forms.get(name) or sweeps.read(run.profile, name)  # which says that there is none
+        if form.benchmark not in there:
+            raise ParamError(
+                f"params.yaml: {run.profile}.sweeps.{name}.benchmark: {form.benchmark!r} is not downloaded; "
+                "name it in reasoning, or in benchmarks"
+            )
         points = [point.name for point in sweeps.points(form)]
         found[name] = {"title": form.title or name, "beside": list(form.beside), "points": points}
     graders = load(dict[str, str], run.profile, "score", "graders")
     for name in keys_at("graded"):
-        refuse_ungradable(run.profile, name, forms, graders)
+        if name not in measured or name == CHECK:
+            raise ParamError(f"params.yaml: graded: {name!r} is not among sweeps; name it there, too")
+        refuse_ungradable(run.profile, name, forms[name], graders)
     if keys_at("soft_objectives") and not keys_at("features"):
         raise ParamError("params.yaml: soft_objectives: they learn from hidden states; write features: [verifier], too")
     store.write_json(studies.points_file(run.profile), found)
 
 
-def refuse_unknown_prompts(profile: str, name: str, form: Sweep) -> None:
-    """ParamError: the benchmark of a sweep is not downloaded."""
-    if form.benchmark not in (*keys_at("benchmarks"), *keys_at("reasoning")):
-        raise ParamError(
-            f"params.yaml: {profile}.sweeps.{name}.benchmark: {form.benchmark!r} is not downloaded; "
-            "name it in reasoning, or in benchmarks"
-        )
-
-
-def refuse_ungradable(profile: str, name: str, forms: dict[str, Sweep], graders: dict[str, str]) -> None:
-    """ParamError: a graded sweep is not measured, has no grader, or does not compare methods with vanilla."""
-    if name not in sweeps.names() or name == CHECK:
-        raise ParamError(f"params.yaml: graded: {name!r} is not among sweeps; name it there, too")
-    form = forms[name]
+def refuse_ungradable(profile: str, name: str, form: Sweep, graders: dict[str, str]) -> None:
+    """ParamError: a graded sweep has no grader, or does not compare methods with vanilla."""
     if form.benchmark not in graders:
         raise ParamError(
             f"params.yaml: {profile}.score.graders.{form.benchmark}: missing; graded sweep {name!r} is of it"

@@ -32,7 +32,6 @@ from stages.report import (
 from stages.report.params import ReportParams
 from stages.report.study import Study
 
-VANILLA = "vanilla"  # always measured; params.yaml names the others
 STUDIES = (sweeps, objectives, reasoning)  # in reading order
 
 
@@ -43,7 +42,7 @@ def main(run: entry.Run, params: ReportParams, *, seed: int) -> outline.Outline:
     trainings = ["adapt", *aligned, *keys_at("baselines")]
     report = content.build(
         run.profile,
-        cells.read(run.profile, benchmarks=keys_at("benchmarks"), methods=[VANILLA, *keys_at("methods")]),
+        cells.read(run.profile, benchmarks=keys_at("benchmarks"), methods=[cells.VANILLA, *keys_at("methods")]),
         curves.read(run.profile, trainings),
         trainings=trainings,
         objectives=aligned,

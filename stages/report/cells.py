@@ -7,13 +7,13 @@ name and with remedy.
 
 import dataclasses
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
 import pandas as pd
 
-from stages.common import store
+from stages.common import store, studies
 from stages.report import measures
 from stages.report.frames import Frame
 
@@ -69,6 +69,25 @@ def make(benchmark: str, method: str, records: list[dict[str, Any]], provenance:
     rows["accepted_tokens"] = [int(k.sum()) for k in kept]
     rows["cycles"] = [k.size for k in kept]
     return Cell(benchmark=benchmark, method=method, rows=rows, provenance=provenance)
+
+
+def read_points(profile: str, sweep: str, names: Sequence[str]) -> list[Cell]:
+    """Points of a sweep, in this order. ValueError if one is missing, empty, or was timed on another machine."""
+    folder, found = studies.sweep_folder(profile, sweep), []
+    for name in names:
+        path = folder / f"{name}.parquet"
+        if not path.exists():
+            raise ValueError(f"{path}: not found; run dvc repro sweep@{profile}-{sweep}")
+        records, provenance = store.read_parquet(path, store.CELLS), store.read_provenance(path)
+        if not records:
+            raise ValueError(f"{path}: no rows; run dvc repro -f -s sweep@{profile}-{sweep}")
+        found.append(make(provenance["benchmark"], provenance["method"], records, provenance))
+    if len({tuple(sorted(cell.provenance["stamp"].items())) for cell in found}) > 1:
+        raise ValueError(
+            f"{folder}: points were timed on different machines or versions, and a ratio of them means nothing; "
+            f"time them again on one machine: dvc repro -f -s sweep@{profile}-{sweep}"
+        )
+    return found
 
 
 def same_stamp(cells: list[Cell], *, profile: str) -> dict[str, Any]:

@@ -11,7 +11,7 @@ import pandas as pd
 from matplotlib.figure import Figure
 
 from stages.common import store
-from stages.common.studies import points_file, sweep_folder
+from stages.common.studies import points_file
 from stages.report import cells, curves, figures, style, tables
 from stages.report.cells import Cell
 from stages.report.frames import Frame
@@ -56,21 +56,11 @@ def studies(profile: str, params: ReportParams, *, seed: int) -> list[Study]:
 
 
 def read(profile: str) -> list[Cell]:
-    """The points in the sweep's order, if it is measured. ValueError: they come from several machines or versions."""
+    """The points with a drafter, in the sweep's order, if it is measured. ValueError: as cells.read_points."""
     listed = points_file(profile)
     known = store.read_json(listed) if listed.exists() else {}
-    folder, found = sweep_folder(profile, SWEEP), []
-    for name in known.get(SWEEP, {"points": []})["points"]:
-        path = folder / f"{name}.parquet"
-        records, provenance = store.read_parquet(path, store.CELLS), store.read_provenance(path)
-        if records and provenance["params"][provenance["method"]]["drafter"] is not None:
-            found.append(cells.make(provenance["benchmark"], provenance["method"], records, provenance))
-    if len({repr(sorted(cell.provenance["stamp"].items())) for cell in found}) > 1:
-        raise ValueError(
-            f"{folder}: points were timed on different machines or versions, and a quotient of them means nothing; "
-            f"time them again on one machine: dvc repro -f -s sweep@{profile}-{SWEEP}"
-        )
-    return found
+    found = cells.read_points(profile, SWEEP, known.get(SWEEP, {"points": []})["points"])
+    return [cell for cell in found if cell.provenance["params"][cell.method]["drafter"] is not None]
 
 
 def seconds(profile: str, lines: list[Line]) -> dict[str, float]:

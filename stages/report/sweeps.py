@@ -66,20 +66,7 @@ def studies(profile: str, params: ReportParams, *, seed: int) -> list[Study]:
 
 def read(profile: str, name: str, listed: dict[str, Any]) -> Measured:
     """The points of a sweep. ValueError if one is missing, empty, or was timed on another machine."""
-    found = []
-    for point in listed["points"]:
-        path = places.sweep_folder(profile, name) / f"{point}.parquet"
-        if not path.exists():
-            raise ValueError(f"{path}: not found; run dvc repro sweep@{profile}-{name}")
-        records, provenance = store.read_parquet(path, store.CELLS), store.read_provenance(path)
-        if not records:
-            raise ValueError(f"{path}: no rows; run dvc repro -f sweep@{profile}-{name}")
-        found.append(cells.make(provenance["benchmark"], provenance["method"], records, provenance))
-    if len({repr(sorted(cell.provenance["stamp"].items())) for cell in found}) > 1:
-        raise ValueError(
-            f"{places.sweep_folder(profile, name)}: points were timed on different machines or versions; "
-            f"time them again on one: dvc repro -f sweep@{profile}-{name}"
-        )
+    found = cells.read_points(profile, name, listed["points"])
     x_name = found[0].provenance["sweep"]["x_name"]
     return Measured(name, listed["title"], tuple(listed["beside"]), x_name, found)
 

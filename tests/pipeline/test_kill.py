@@ -21,6 +21,25 @@ STAGE = "adapt@smoke"
 FIRST_STEP = re.compile(rf"adapt: .*?(\d+)/{STEPS}")
 
 
+def killed_while_training(project: Project, command: list[str]) -> Path:
+    """The saved state that a run leaves which is killed, with all it started, once there is one."""
+    process = subprocess.Popen(
+        command,
+        cwd=project.root,
+        env=project.env(),
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+        start_new_session=True,
+    )
+    try:
+        state = wait_for_state(project.root / "data" / "scratch", process)
+    finally:
+        os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+    assert state.exists()
+    return state
+
+
 def wait_for_state(scratch: Path, process: subprocess.Popen[bytes]) -> Path:
     """The saved state of the training in progress."""
     until = time.monotonic() + 600
@@ -35,22 +54,9 @@ def wait_for_state(scratch: Path, process: subprocess.Popen[bytes]) -> Path:
 def test_a_killed_run_goes_on(smoke, tmp_path):
     project = smoke.project.copy(tmp_path / "killed", programs=REAL)
     project.set(**{"smoke.adapt.training.steps": STEPS})
-    folder, scratch = project.root / drafter_folder("smoke", "adapt"), project.root / "data" / "scratch"
+    folder = project.root / drafter_folder("smoke", "adapt")
 
-    process = subprocess.Popen(
-        dvc_command("repro", STAGE),
-        cwd=project.root,
-        env=project.env(),
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.DEVNULL,
-        start_new_session=True,
-    )
-    try:
-        state = wait_for_state(scratch, process)
-    finally:
-        os.killpg(process.pid, signal.SIGKILL)
-        process.wait()
-    assert state.exists()
+    state = killed_while_training(project, dvc_command("repro", STAGE))
     assert not folder.exists(), "killed too late to show anything"
 
     output = project.dvc("repro", STAGE)
@@ -78,20 +84,7 @@ def test_a_killed_distillation_goes_on(smoke, tmp_path):
     project.run("python", *words)
     whole = sha256_folder(folder)
 
-    process = subprocess.Popen(
-        [sys.executable, *words],
-        cwd=project.root,
-        env=project.env(),
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.DEVNULL,
-        start_new_session=True,
-    )
-    try:
-        state = wait_for_state(project.root / "data" / "scratch", process)
-    finally:
-        os.killpg(process.pid, signal.SIGKILL)
-        process.wait()
-    assert state.exists()
+    state = killed_while_training(project, [sys.executable, *words])
 
     shutil.rmtree(folder)
     output = project.run("python", *words)
