@@ -3,6 +3,7 @@
 import pytest
 
 from stages.common import entry, params, store, studies
+from stages.plan import drafters
 from stages.plan.__main__ import main, plan
 from tests.stages import laboratory
 from tests.stages.laboratory import EVALUATE, PROFILE, SHARED
@@ -89,6 +90,15 @@ def test_methods_may_be_varied_and_some_draft_without_a_model():
 def test_mistakes_are_named(form, message):
     with pytest.raises(params.ParamError, match=message):
         planned(**form)
+
+
+def test_a_drafter_that_is_trained_no_longer_is_not_used(monkeypatch):
+    """It may lie on disk still, as another run left it."""
+    monkeypatch.setattr(drafters, "keys_at", lambda name: [])
+    assert planned(vary={"nodes": [2]}, set={"drafter": "adapt"})["points"]
+    for name in ("streak", "streak@2", "size:small"):
+        with pytest.raises(params.ParamError, match=rf"set\.drafter: '{name}' is not trained any more"):
+            planned(vary={"nodes": [2]}, set={"drafter": name})
 
 
 def test_the_stage_writes_the_plan_and_a_new_drafter_changes_it():
