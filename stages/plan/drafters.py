@@ -8,7 +8,7 @@ from stages.common.params import ParamError, keys_at
 from stages.evaluate.parts import WINDOW, method_module
 
 START = "adapt"  # what every distillation starts from
-SIZE = "size:"
+SIZE = "size."
 LISTS = ("objectives", "soft_objectives", "baselines", "sizes")  # of params.yaml: what is trained
 
 
