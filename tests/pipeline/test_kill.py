@@ -16,7 +16,7 @@ from tests.pipeline.project import REAL, STARTED, Project, dvc_command
 
 pytestmark = pytest.mark.slow
 
-STEPS = 150
+STEPS = 80
 STAGE = "adapt@smoke"
 FIRST_STEP = re.compile(rf"adapt: .*?(\d+)/{STEPS}")
 
