@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig
+from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, GenerationConfig
 
 
 def convert_gguf(gguf: Path, folder: Path, *, end_tokens: Sequence[str]) -> None:
@@ -22,8 +22,9 @@ def load_gguf(gguf: Path) -> tuple[Any, Any]:
     """transformers' own reading of a GGUF file: the model in float32, and its tokenizer."""
     try:
         tokenizer = AutoTokenizer.from_pretrained(gguf.parent, gguf_file=gguf.name)
+        config = AutoConfig.from_pretrained(gguf.parent, gguf_file=gguf.name)  # else it is read twice, for seconds
         model = AutoModelForCausalLM.from_pretrained(
-            gguf.parent, gguf_file=gguf.name, dtype=torch.float32, attn_implementation="sdpa"
+            gguf.parent, config=config, gguf_file=gguf.name, dtype=torch.float32, attn_implementation="sdpa"
         )
     except (OSError, ValueError, KeyError) as error:
         reason = " ".join(str(error).split())

@@ -68,8 +68,8 @@ class Drafter(CausalModel):
         self.d2t: Tensor
         self.t2d: Tensor
         self.register_buffer("d2t", d2t, persistent=False)
-        t2d = torch.full((vocab_size,), -1)
-        t2d[d2t] = torch.arange(len(d2t))
+        t2d = torch.full((vocab_size,), -1, device=d2t.device)
+        t2d[d2t] = torch.arange(len(d2t), device=d2t.device)
         self.register_buffer("t2d", t2d, persistent=False)
 
     def embed(self, ids: Tensor) -> Tensor:
@@ -138,7 +138,7 @@ def save_drafter(folder: Path, drafter: Drafter, card: DrafterCard) -> None:
 def read_card(folder: Path) -> DrafterCard:
     path = folder / "drafter.json"
     if not path.exists():
-        raise ValueError(f"{path}: no drafter here; run `dvc repro adapt distill`")
+        raise ValueError(f"{path}: no drafter here; run `dvc repro adapt distill baselines`")
     fields = json.loads(path.read_text())
     return DrafterCard(**{**fields, "layers": tuple(fields["layers"])})
 

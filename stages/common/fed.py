@@ -97,15 +97,6 @@ class FedDrafter(Head):
         self.fuse.weight.copy_(torch.eye(self.decoder.width).repeat(1, len(self.reads)) / len(self.reads))
         self.fuse_norm.weight.fill_(1.0)
 
-    def _apply(self, fn: Any, recurse: bool = True) -> Self:
-        """As any module moves, but for the rotary frequencies: rounded ones would turn far places by wrong angles."""
-        rotary = self.decoder.body.rotary_emb
-        exact = dict(rotary.named_buffers())
-        super()._apply(fn, recurse)
-        for name, frequencies in exact.items():
-            setattr(rotary, name, frequencies.to(self.device))
-        return self
-
     def embed(self, ids: Tensor) -> Tensor:
         """Embeddings of ids, `mask_id` included."""
         masked = ids == self.mask_id

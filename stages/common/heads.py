@@ -54,8 +54,8 @@ class Head(nn.Module, ABC):
         self.d2t: Tensor
         self.t2d: Tensor
         self.register_buffer("d2t", d2t, persistent=False)
-        t2d = torch.full((self.vocab_size,), -1)
-        t2d[d2t] = torch.arange(len(d2t))
+        t2d = torch.full((self.vocab_size,), -1, device=d2t.device)
+        t2d[d2t] = torch.arange(len(d2t), device=d2t.device)
         self.register_buffer("t2d", t2d, persistent=False)
 
     @classmethod

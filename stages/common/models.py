@@ -12,7 +12,7 @@ import inspect
 import json
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import torch
 import torch.nn.functional as F
@@ -117,6 +117,14 @@ class CausalModel(nn.Module):
         self.num_layers: int = body.config.num_hidden_layers
         self.context_limit: int = body.config.max_position_embeddings
         self._cache_keyword = _cache_keyword(body)
+
+    def _apply(self, fn: Any, recurse: bool = True) -> Self:
+        """As any module moves, but for the rotary frequencies: rounded ones would turn far places by wrong angles."""
+        exact = dict(self.body.rotary_emb.named_buffers())
+        super()._apply(fn, recurse)
+        for name, frequencies in exact.items():
+            setattr(self.body.rotary_emb, name, frequencies.to(self.device))
+        return self
 
     @property
     def width(self) -> int:

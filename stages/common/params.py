@@ -13,6 +13,7 @@ import math
 import types
 import typing
 from collections.abc import Mapping
+from functools import lru_cache
 from pathlib import Path
 from typing import Annotated, Any, Literal, NoReturn, TypeVar
 
@@ -66,9 +67,14 @@ def keys_at(*keys: str, path: str | Path = PARAMS) -> list[str]:
     return [str(key) for key in _section(keys, path)]
 
 
+def checked(hint: Any, value: Any, key: str) -> Any:
+    """One value as the type asks for it, as if it stood at `key` of params.yaml; ParamError otherwise."""
+    return _value(hint, value, key, PARAMS)
+
+
 def _document(path: str | Path) -> dict[str, Any]:
     try:
-        document = YAML(typ="safe", pure=True).load(Path(path))
+        document = _parsed(Path(path).read_text(encoding="utf-8"))
     except FileNotFoundError:
         raise ParamError(f"{path}: not found; run from the repository root") from None
     except YAMLError as error:
@@ -76,6 +82,12 @@ def _document(path: str | Path) -> dict[str, Any]:
     if not isinstance(document, dict):
         raise ParamError(f"{path}: expected sections by name, found {document!r}")
     return document
+
+
+@lru_cache(maxsize=1)
+def _parsed(text: str) -> Any:
+    """Read only: a stage asks for a dozen sections of one file."""
+    return YAML(typ="safe").load(text)
 
 
 def _section(keys: tuple[str, ...], path: str | Path) -> Any:

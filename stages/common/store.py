@@ -81,18 +81,23 @@ def scratch_file(*parts: str) -> Path:
 
 
 def stage_of(path: str | Path) -> str:
-    """The stage that makes a file, for error messages."""
+    """The stages that may make a file, for error messages."""
     parts = Path(path).parts
     for part, stage in (
         ("models", "models"),
         ("prompts", "corpus" if Path(path).stem == "corpus" else "benchmark"),
         ("trajectories.parquet", "trajectories"),
         ("contexts", "trajectories"),
-        ("drafters", "adapt" if "adapt" in parts else "distill"),
-        ("curves", "adapt" if Path(path).stem == "adapt" else "distill"),
+        ("features", "features"),
+        ("drafters", "adapt" if "adapt" in parts else "distill baselines"),
+        ("curves", "adapt" if Path(path).stem == "adapt" else "distill baselines"),
         ("checkpoints", "distill"),
+        ("drafters_of_size", "sizes"),
         ("drafts_with", "drafter"),
         ("cells", "evaluate"),
+        ("plans", "plan"),
+        ("sweeps", "points" if Path(path).stem == "points" else "sweep"),
+        ("graded", "score"),
         ("reports", "report"),
     ):
         if part in parts:

@@ -8,7 +8,7 @@
 
     method                 in `vary` only; where there is one for all points, it is a line of the sweep
     drafter                a trained one by name, `streak@6` as it was after 6 steps (`streak@0`: where it started),
-                           `size:small` of stage `sizes`
+                           `size.small` of stage `sizes`
     gamma, nodes, ..       what the method's section of `evaluate` knows
     shared.temperature ..  what `evaluate.shared` knows of sampling (SHARED)
     specdiff2_tree.nodes   in `set` only: of one method among several

@@ -4,7 +4,7 @@
 
 Reads   the prompts and vanilla cells; data/<profile>/{drafters,checkpoints,drafters_of_size}/
 Writes  data/<profile>/plans/<sweep>.json
-Params  <profile>.evaluate, <profile>.sweeps.<sweep>
+Params  <profile>.evaluate, <profile>.sweeps.<sweep>; baselines, objectives, soft_objectives, sizes
 
 A sweep depends on its plan alone, so a retrained drafter or another value of a method measures the sweeps again that
 use it, and no others.
@@ -30,18 +30,24 @@ def plan(profile: str, name: str) -> dict[str, Any]:
     """What data/<profile>/plans/<name>.json holds. ParamError names what does not fit."""
     sweep, shared = sweeps.read(profile, name), load(Shared, profile, "evaluate", "shared")
     key = f"{profile}.sweeps.{name}"
-    prompts = chosen_prompts(profile, sweep, key)
+    prompts, listed = chosen_prompts(profile, sweep, key), drafters.listed()
     return {
         "benchmark": sweep.benchmark,
         "split": sweep.split,
         "x_name": sweep.x,
         "prompts": prompts,
-        "points": [planned(profile, sweep, point, shared, prompts, key) for point in sweeps.points(sweep)],
+        "points": [planned(profile, sweep, point, shared, prompts, listed, key) for point in sweeps.points(sweep)],
     }
 
 
 def planned(
-    profile: str, sweep: Sweep, point: Spelled, shared: Shared, prompts: list[dict[str, str]], key: str
+    profile: str,
+    sweep: Sweep,
+    point: Spelled,
+    shared: Shared,
+    prompts: list[dict[str, str]],
+    listed: list[str],
+    key: str,
 ) -> dict[str, Any]:
     """A point with all its settings. reference: the vanilla cell it is compared with; None where there is none."""
     params = method_params(profile, sweep, point, key)
@@ -50,7 +56,7 @@ def planned(
     if params.drafter is not None:
         line = sweep.where("drafter", point.method)
         blame = f"{key}.{line}" if line else f"{profile}.evaluate.{point.method}.drafter"
-        pin = drafters.pin(profile, params.drafter, point.method, blame)
+        pin = drafters.pin(profile, params.drafter, point.method, blame, listed)
     x = point.x if point.x is not None else drafters.number(sweep.x, pin, f"{key}.x")
     same = all(getattr(changed, setting) == getattr(shared, setting) for setting in sweeps.SHARED)
     return {

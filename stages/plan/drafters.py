@@ -4,16 +4,25 @@ from pathlib import Path
 from typing import Any
 
 from stages.common import store, studies, sweeps
-from stages.common.params import ParamError
+from stages.common.params import ParamError, keys_at
 from stages.evaluate.parts import WINDOW, method_module
 
 START = "adapt"  # what every distillation starts from
-SIZE = "size:"
+SIZE = "size."
+LISTS = ("objectives", "soft_objectives", "baselines", "sizes")  # of params.yaml: what is trained
 
 
-def pin(profile: str, name: str, method: str, key: str) -> dict[str, Any]:
-    """The drafter's name, folder and hash. ParamError names the key: no such drafter, or one of another kind."""
+def listed() -> list[str]:
+    """What params.yaml has trained. Others may lie on disk, left by an earlier run and kept up to date by none."""
+    return [START, *(SIZE * (names == "sizes") + name for names in LISTS for name in keys_at(names))]
+
+
+def pin(profile: str, name: str, method: str, key: str, known: list[str]) -> dict[str, Any]:
+    """The drafter's name, folder and hash. ParamError names the key: not among the known, or of another kind."""
     folder = folder_of(profile, name, key)
+    if name.partition("@")[0] not in known:
+        lists = " or ".join(f"`{names}`" for names in LISTS)
+        raise ParamError(f"params.yaml: {key}: {name!r} is not trained any more; add it to {lists}, or name another")
     card = store.read_json(folder / "drafter.json")
     wanted = getattr(method_module(method), "KIND", WINDOW)
     if card["kind"] != wanted:

@@ -4,8 +4,7 @@ import typing
 from dataclasses import fields, replace
 from typing import Any
 
-from stages.common.params import ParamError, load
-from stages.common.params import _value as checked  # the loader's own check of one value
+from stages.common.params import ParamError, checked, load
 from stages.common.sweeps import Spelled, Sweep
 from stages.evaluate.harness import Shared
 from stages.evaluate.parts import method_module
@@ -37,7 +36,7 @@ def _changed(params: Any, values: dict[str, Any], lines: dict[str, str], owner: 
     for name, line in lines.items():
         if name not in known:
             raise ParamError(f"params.yaml: {line}: not a setting of {owner}, which has {', '.join(known)}")
-    found = {name: checked(hints[name], value, lines[name], "params.yaml") for name, value in values.items()}
+    found = {name: checked(hints[name], value, lines[name]) for name, value in values.items()}
     try:
         return replace(params, **found)
     except ValueError as error:  # a check across fields in __post_init__

@@ -6,6 +6,7 @@ sockets, signals, other programs and writing elsewhere. That holds off the mista
 no jail for an attacker.
 """
 
+import importlib
 import os
 import resource
 import signal
@@ -23,6 +24,10 @@ FORKS = {"os.fork", "os.forkpty"}
 REFUSED = {
     *("os.system", "os.exec", "os.posix_spawn", "os.spawn", "subprocess.Popen", "pty.spawn", "resource.setrlimit"),
     *("resource.prlimit", "os.kill", "os.killpg", "signal.pthread_kill", "shutil.rmtree", "shutil.move"),
+}
+UNHEARD = {  # what raises no event
+    **dict.fromkeys(("os", "posix"), ("mkfifo", "mknod")),
+    **dict.fromkeys(("signal", "_signal"), ("pidfd_send_signal",)),
 }
 CHANGES = {  # events that change files: how many paths they begin with, and where folders as numbers may stand
     **dict.fromkeys(("os.remove", "os.rmdir"), (1, (1,))),
@@ -75,6 +80,9 @@ def confine(limits: dict[str, int], folder: str) -> dict[str, str]:
     sys.set_int_max_str_digits(0)
     os.environ.pop("PYTHONPATH", None)
     sys.path[:] = [place for place in sys.path if not os.path.isdir(os.path.join(place, "stages"))]
+    for module, names in UNHEARD.items():
+        for name in names:
+            vars(importlib.import_module(module)).pop(name, None)
     sys.addaudithook(refusals(folder, forks=limited and limits["processes"] > 0))
     alone = "refused by the interpreter alone"
     return {

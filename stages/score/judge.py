@@ -40,7 +40,7 @@ class NoTest(Exception):
 def judge(task: dict[str, Any], channel: socket.socket) -> dict[str, Any]:
     """Run the tests on the candidate behind the channel."""
     verdict: dict[str, Any] = {"passed": False, "why": "", "harness": "", "isolation": {}}
-    calls, gone = 0, False
+    asked_once, answered, gone = False, False, False
 
     def answer() -> Any:
         nonlocal gone
@@ -51,7 +51,8 @@ def judge(task: dict[str, Any], channel: socket.socket) -> dict[str, Any]:
             raise Failed("the program ended or sent what is no answer") from None
 
     def proxy(*args: Any, **kwargs: Any) -> Any:
-        nonlocal calls, gone
+        nonlocal asked_once, answered, gone
+        asked_once = True
         asked = [[encode(arg) for arg in args], {key: encode(arg) for key, arg in kwargs.items()}]
         if "opaque" in json.dumps(asked):
             _refuse_opaque(asked)
@@ -63,7 +64,7 @@ def judge(task: dict[str, Any], channel: socket.socket) -> dict[str, Any]:
         reply = answer()
         if "error" in reply:
             raise Failed(reply["error"])
-        calls += 1
+        answered = True
         try:
             return decode(reply["value"])
         except (KeyError, TypeError, ValueError, AttributeError, RecursionError):
@@ -82,8 +83,10 @@ def judge(task: dict[str, Any], channel: socket.socket) -> dict[str, Any]:
         check(proxy)
         if gone:
             raise Failed("the program ended")
-        if not calls:
-            raise NoTest("`check` returned without one answer of the function")
+        if not asked_once:
+            raise NoTest("`check` returned without one call of the function")
+        if not answered:
+            raise Failed("the program answered no call")
         verdict["passed"] = True
     except TimeUp:
         verdict["why"] = "time"

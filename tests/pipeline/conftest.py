@@ -12,8 +12,8 @@ from typing import Any, NamedTuple
 import pytest
 from ruamel.yaml import YAML
 
+from stages.code.imports import ROOT
 from tests.pipeline import warm
-from tests.pipeline.imports import ROOT
 from tests.pipeline.project import Project, clone, commit, isolated
 
 STAND_IN = Path(__file__).with_name("stand_in.py")
@@ -107,7 +107,8 @@ def keys(node: object) -> set[str]:
 
 def instances(name: str, stage: dict[str, Any], lists: dict[str, list[str]]) -> Iterator[Instance]:
     """A stage for every combination of its matrix, whose axes are lists of params.yaml."""
-    axes = {axis: lists[re.fullmatch(r"\$\{(\w+)\}", values)[1]] for axis, values in stage["matrix"].items()}
+    matrix = stage.get("matrix", {})
+    axes = {axis: lists[re.fullmatch(r"\$\{(\w+)\}", values)[1]] for axis, values in matrix.items()}
     for chosen in itertools.product(*axes.values()):
         item = dict(zip(axes, chosen, strict=True))
 
@@ -117,8 +118,8 @@ def instances(name: str, stage: dict[str, Any], lists: dict[str, list[str]]) -> 
         program, flag, *words = fill(stage["cmd"]).split()
         assert (program, flag) == ("python", "-m"), f"{name}: {stage['cmd']}"
         outs = [next(iter(out)) if isinstance(out, dict) else out for out in stage["outs"]]
-        deps, params, outs = (tuple(map(fill, texts)) for texts in (stage["deps"], stage["params"], outs))
-        yield Instance(f"{name}@{'-'.join(chosen)}", tuple(words), deps, params, outs)
+        deps, params, outs = (tuple(map(fill, texts)) for texts in (stage["deps"], stage.get("params", []), outs))
+        yield Instance("@".join(filter(None, (name, "-".join(chosen)))), tuple(words), deps, params, outs)
 
 
 @pytest.fixture(scope="session")

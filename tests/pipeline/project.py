@@ -15,7 +15,7 @@ import networkx
 from dvc.repo import Repo
 from ruamel.yaml import YAML
 
-from tests.pipeline.imports import ROOT
+from stages.code.imports import ROOT
 
 REAL = Path(sys.executable).parent
 HOOK = Path(__file__).parent / "hook"
@@ -60,12 +60,12 @@ class Project:
     def dvc(self, *words: str) -> str:
         return self.run(*dvc_command(*words))
 
-    def effect(self) -> "Effect":
-        """What an edit did, by `dvc status` and the graph; nothing runs."""
+    def effect(self, *, apart_from: Collection[str] = ()) -> "Effect":
+        """What an edit did, by `dvc status` and the graph; nothing runs. Some stages may be left out of account."""
         with Repo(str(self.root)) as repo:
             graph = repo.index.graph  # an edge leads from a stage to what it needs
             by_name = {name_of(stage.addressing): stage for stage in graph}
-            changed = {name_of(name) for name in repo.status()}
+            changed = {name_of(name) for name in repo.status()} - set(apart_from)
             after = {above for name in changed for above in networkx.ancestors(graph, by_name[name])}
         return Effect(changed, changed | {name_of(stage.addressing) for stage in after})
 

@@ -3,7 +3,7 @@
     python stand_in.py <graph.json> -m <module> <words>
 
 The outputs are a digest of deps, params and words; those of a cell differ from run to run, as measured seconds do. The
-stage `drafter`, which decides what follows from a retrained drafter, is the real one.
+stages `code` and `drafter`, which decide what follows from an edit and from a retrained drafter, are the real ones.
 """
 
 import hashlib
@@ -47,6 +47,6 @@ def main(graph: str, words: list[str]) -> None:
 
 
 if __name__ == "__main__":
-    if sys.argv[3] == "stages.drafter":
+    if sys.argv[3] in ("stages.code", "stages.drafter"):
         os.execv(sys.executable, [sys.executable, *sys.argv[2:]])
     main(sys.argv[1], sys.argv[3:])

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.pipeline.imports import closure, imports_of, module_file, project_files
+from stages.code.imports import closure, imports_of, module_file, project_files
 
 MAY_IMPORT = {
     "generate": {"evaluate"},  # a front end to the evaluate stage's engine, not a stage of the graph

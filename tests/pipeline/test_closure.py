@@ -1,88 +1,90 @@
-"""DVC does not follow imports: whatever code a stage reaches must be among its deps, and nothing beyond it."""
+"""DVC does not follow imports: every stage hangs on the files of its own program, which stages/code finds."""
 
-from functools import cache
 from pathlib import Path
 
-from tests.pipeline.imports import ROOT, closure, imports_of, imports_of_target, only_words
+import pytest
 
-DOWNLOAD, METHODS = "stages.download", "stages/evaluate/methods"
+from stages.code import imports
+from stages.code.programs import METHODS, programs
+
+TARGETS = ("models", "corpus")  # of download; whatever else it is asked for is a benchmark
 
 
-@cache
-def code_of(words: tuple[str, ...]) -> frozenset[str]:
-    """Project files that a command line can reach, packages without content left out."""
+@pytest.fixture(scope="module")
+def files() -> dict[str, set[str]]:
+    return {name: {file.as_posix() for file in found} for name, found in programs().items()}
+
+
+def program_of(words: tuple[str, ...]) -> str:
+    """The program that a stage's command line starts."""
     module, _profile, *rest = words
-    start = Path(*module.split(".")) / "__main__.py"
-    if module == DOWNLOAD:
-        target = rest[0] if rest[0] in ("models", "corpus") else "benchmark"
-        names = imports_of_target(start, f"_{target}")
-    else:
-        names = imports_of(start)
-    if module == "stages.evaluate":
-        names |= {f"stages.evaluate.methods.{rest[1]}"}
-    if module in ("stages.plan", "stages.sweep"):  # which methods, the sweep says
-        names |= {f"stages.evaluate.methods.{file.stem}" for file in (ROOT / METHODS).glob("*.py")}
-    if module == "stages.baselines":
-        names |= {f"stages.baselines.{rest[0]}"}
-    return reached(start, names | {module})
+    name = module.removeprefix("stages.")
+    if name == "download":
+        return f"{name}/{rest[0] if rest[0] in TARGETS else 'benchmark'}"
+    return f"{name}/{rest[-1]}" if name in ("evaluate", "baselines") else name
 
 
-@cache
-def reached(start: Path, names: frozenset[str]) -> frozenset[str]:
-    """The instances of a matrix mostly reach the same."""
-    return frozenset(file.as_posix() for file in closure(start, names) if not only_words(file))
+def test_every_stage_depends_on_its_own_program_and_on_no_other_code(graph):
+    stages = [stage for stage in graph if stage.name != "code"]
+    assert stages
+    for stage in stages:
+        code = [dep for dep in stage.deps if dep.split("/")[0] in imports.PROJECT or dep.startswith("data/code")]
+        assert code == [f"data/code/{program_of(stage.words)}.json"], stage.name
 
 
-def covers(dep: str, file: str) -> bool:
-    return file == dep or file.startswith(f"{dep}/")
+def test_every_program_that_a_stage_starts_is_there(graph, files):
+    started = {program_of(stage.words) for stage in graph if stage.name != "code"}
+    assert started == set(files)
+    assert {f"evaluate/{file.stem}" for file in (imports.ROOT / METHODS).glob("[!_]*.py")} <= started
 
 
-def is_code(dep: str) -> bool:
-    return dep.split("/")[0] in ("kernels", "stages")
+def test_a_program_is_what_it_can_import_and_nothing_else(files):
+    assert "kernels/objectives.py" in files["adapt"]
+    assert "kernels/accept.py" not in files["adapt"]
+    assert {"kernels/accept.py", "stages/evaluate/methods/eagle2.py"} <= files["evaluate/eagle2"]
+    assert "stages/evaluate/methods/eagle.py" not in files["evaluate/eagle2"]
+    assert "kernels/objectives.py" not in files["evaluate/eagle2"]
+    assert {"stages/evaluate/methods/eagle.py", "stages/evaluate/methods/specdiff.py"} <= files["plan"] & files["sweep"]
+    assert "stages/baselines/eagle.py" in files["baselines/eagle"] - files["baselines/medusa"]
+    assert "stages/download/magpie.py" in files["download/corpus"] - files["download/benchmark"]
 
 
-def test_deps_cover_what_a_stage_imports(graph):
-    missing = {
-        stage.name: sorted(lost)
-        for stage in graph
-        if (lost := {file for file in code_of(stage.words) if not any(covers(dep, file) for dep in stage.deps)})
-    }
-    assert not missing
+def test_files_beside_the_code_belong_to_the_program_in_whose_folder_they_lie(files):
+    """Tables, style sheets and templates."""
+    assert {"stages/report/page.css", "stages/report/page.js", "stages/report/published.csv"} <= files["report"]
+    beside = {file for found in files.values() for file in found if Path(file).suffix != ".py"}
+    assert all(file.startswith("stages/report/") for file in beside)
 
 
-def test_deps_name_no_code_that_a_stage_does_not_import(graph):
-    """A superfluous one reruns a stage for nothing, training included. The instances of a matrix share their list."""
+def test_a_lazy_import_counts_but_that_of_another_target_does_not(tmp_path, monkeypatch):
+    """The reader itself, on a project of three files."""
+    monkeypatch.setattr(imports, "ROOT", tmp_path)
+    for reader in (imports.tree, imports.imports_of, imports.only_words):
+        reader.cache_clear()
+    package = tmp_path / "stages" / "one"
+    package.mkdir(parents=True)
+    (tmp_path / "stages" / "__init__.py").write_text('"""Words."""\n')
+    (package / "__init__.py").write_text("")
+    (package / "__main__.py").write_text(
+        "import json\n\n\ndef _a():\n    from . import near\n\n\ndef _b():\n    import stages.one.far\n"
+    )
+    (package / "near.py").write_text("from stages.one.deep import name\n")
+    (package / "far.py").write_text("")
+    (package / "deep.py").write_text("name = 1\n")
+    start = Path("stages/one/__main__.py")
 
-    def kind(stage):
-        return stage.name.split("@")[0]
+    def reached(names: frozenset[str]) -> set[str]:
+        return {file.name for file in imports.closure(start, names) if not imports.only_words(file)}
 
-    named = {(kind(stage), dep) for stage in graph for dep in stage.deps if is_code(dep)}
-    used = {
-        (kind(stage), dep)
-        for stage in graph
-        for dep in stage.deps
-        if any(covers(dep, file) for file in code_of(stage.words))
-    }
-    assert not named - used
-
-
-def test_deps_that_are_code_exist(graph):
-    absent = {(stage.name, dep) for stage in graph for dep in stage.deps if is_code(dep) and not (ROOT / dep).exists()}
-    assert not absent
-
-
-def test_deps_cover_files_that_lie_beside_the_code(graph):
-    """Tables, style sheets and templates are read by the stage in whose folder they lie."""
-    beside = [
-        file.relative_to(ROOT).as_posix()
-        for file in (ROOT / "stages").rglob("*")
-        if file.is_file() and file.suffix not in (".py", ".pyc")
-    ]
-    assert beside
-    for stage in graph:
-        own = stage.words[0].replace(".", "/")
-        for file in beside:
-            assert not covers(own, file) or any(covers(dep, file) for dep in stage.deps), (stage.name, file)
+    try:
+        assert reached(imports.imports_of(start)) == {"__main__.py", "near.py", "deep.py", "far.py"}
+        assert reached(imports.imports_of_function(start, "_a")) == {"__main__.py", "near.py", "deep.py"}
+        assert reached(imports.imports_of_function(start, "_b")) == {"__main__.py", "far.py"}
+        with pytest.raises(ValueError, match="no function _c"):
+            imports.imports_of_function(start, "_c")
+    finally:
+        for reader in (imports.tree, imports.imports_of, imports.only_words):
+            reader.cache_clear()
 
 
 def test_every_method_and_benchmark_has_its_cell(graph):

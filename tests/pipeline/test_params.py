@@ -7,8 +7,10 @@ from typing import Any
 import pytest
 from ruamel.yaml import YAML
 
-from tests.pipeline.imports import ROOT
-from tests.pipeline.test_closure import covers
+from stages.code.imports import ROOT
+from stages.code.programs import programs
+from tests.pipeline.project import STARTED
+from tests.pipeline.test_closure import program_of
 
 
 @pytest.fixture(scope="module")
@@ -63,7 +65,7 @@ def test_every_declared_param_exists(graph):
 @pytest.mark.slow
 def test_stages_declare_what_they_read(graph, smoke, notes):
     stages = [stage for stage in graph if stage.words in notes]
-    assert len(stages) == smoke.output.count("Running stage ")
+    assert {stage.name for stage in stages} == set(STARTED.findall(smoke.output)) - {"code"}  # which reads no params
     undeclared = {
         stage.name: lost
         for stage in stages
@@ -77,7 +79,7 @@ def test_stages_read_what_they_declare(graph, smoke, notes):
     """Lists of names that span the matrix are read as names, not handed out as values."""
     document = smoke.project.params()
     names = {"benchmarks", "methods", "objectives", "soft_objectives", "baselines", "features"}
-    names |= {"sweeps", "reasoning", "graded"}
+    names |= {"sweeps", "reasoning", "graded", "sizes"}
     idle = {}
     for stage in graph:
         if stage.words not in notes:
@@ -98,9 +100,9 @@ def value(document: dict[str, Any], name: str) -> Any:
 
 
 @pytest.mark.slow
-def test_stages_load_only_code_among_their_deps(graph, notes):
+def test_stages_load_only_code_of_their_program(graph, notes):
     """The same as the check of the import closure, by what was really loaded."""
+    files = {name: {file.as_posix() for file in found} for name, found in programs().items()}
     for stage in graph:
         for file in notes.get(stage.words, {"modules": []})["modules"]:
-            empty = file.endswith("__init__.py")
-            assert empty or any(covers(dep, file) for dep in stage.deps), (stage.name, file)
+            assert file.endswith("__init__.py") or file in files[program_of(stage.words)], (stage.name, file)

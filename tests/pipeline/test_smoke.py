@@ -6,8 +6,8 @@ import re
 import pytest
 from ruamel.yaml import YAML
 
+from stages.code.imports import ROOT
 from stages.common import store
-from tests.pipeline.imports import ROOT
 from tests.pipeline.project import STARTED, commit
 
 pytestmark = pytest.mark.slow

@@ -48,7 +48,8 @@ def write_params(**sweeps: dict[str, Any]) -> None:
         "evaluate": EVALUATE,
         "sweeps": {name: BASE | form for name, form in sweeps.items()},
     }
-    document = {"seed": 5, "benchmarks": [BENCHMARK], "sweeps": list(sweeps), PROFILE: profile}
+    trained = {"objectives": ["streak"], "soft_objectives": [], "baselines": [], "sizes": ["small"]}
+    document = {"seed": 5, "benchmarks": [BENCHMARK], "sweeps": list(sweeps), **trained, PROFILE: profile}
     Path(params.PARAMS).write_text(json.dumps(document))  # JSON is YAML
 
 

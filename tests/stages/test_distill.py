@@ -8,11 +8,11 @@ import torch
 from ruamel.yaml import YAML
 
 from kernels import objectives
+from stages.code.imports import ROOT
 from stages.common import params
 from stages.common.params import ParamError
 from stages.distill.__main__ import loss_of
 from stages.distill.sections import HARD, REPEAT, SECTIONS, Dpace, Plain, Soft, TrieStreak, read_section
-from tests.pipeline.imports import ROOT
 
 SETTINGS = {Plain: Plain(), TrieStreak: TrieStreak(drafts=4), Dpace: Dpace(smoothing=0.5)}
 WINDOWS, G = 5, 3

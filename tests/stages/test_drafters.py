@@ -1,5 +1,6 @@
 """The drafter: cache or none, training rows or decoding rows, saved or not, it gives the same scores."""
 
+import copy
 import subprocess
 import sys
 from dataclasses import replace
@@ -34,6 +35,14 @@ CONFIG = "digest of the verifier's configuration"
 def scores(drafter, ids, window=G):
     """[G, V_d] behind `ids`, without a cache."""
     return drafter.draft(ids, window, drafter.new_cache(1))
+
+
+def test_rotary_frequencies_stay_exact_in_bfloat16():
+    exact = tiny_drafter().body.rotary_emb.inv_freq
+    drafter = copy.deepcopy(tiny_drafter()).to(torch.bfloat16)  # its embedding is shared with other tests
+    assert drafter.dtype == torch.bfloat16
+    assert torch.equal(drafter.body.rotary_emb.inv_freq, exact)
+    assert not torch.equal(exact.bfloat16().float(), exact)
 
 
 @torch.inference_mode()

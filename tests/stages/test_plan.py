@@ -3,6 +3,7 @@
 import pytest
 
 from stages.common import entry, params, store, studies
+from stages.plan import drafters
 from stages.plan.__main__ import main, plan
 from tests.stages import laboratory
 from tests.stages.laboratory import EVALUATE, PROFILE, SHARED
@@ -52,7 +53,7 @@ def test_the_drafters_steps_and_layers_stand_on_the_axis():
     assert [(point["x"], point["series"]) for point in found] == [(0, "streak"), (2, "streak"), (6, "streak")]
     assert found[0]["drafter"]["folder"] == store.drafter_folder(PROFILE, "adapt").as_posix()
     assert found[1]["drafter"]["folder"] == store.checkpoint_folder(PROFILE, "streak", 2).as_posix()
-    found = planned(x="drafter.layers", vary={"drafter": ["size:small", "adapt"]})["points"]
+    found = planned(x="drafter.layers", vary={"drafter": ["size.small", "adapt"]})["points"]
     assert [point["x"] for point in found] == [1, 2]
     assert found[0]["drafter"]["folder"] == studies.size_folder(PROFILE, "small").as_posix()
 
@@ -73,7 +74,7 @@ def test_methods_may_be_varied_and_some_draft_without_a_model():
         ({"vary": {"nodes": [2, 2.5]}}, r"some\.vary\.nodes: 2\.5 is not of type int"),
         ({"vary": {"nodes": [2]}, "set": {"shared.repeats": 0}}, r"some\.set\.shared\.repeats: 0 is out of range"),
         ({"vary": {"nodes": [2], "drafter": ["none"]}}, r"some\.vary\.drafter: no drafter 'none'; .*adapt"),
-        ({"vary": {"nodes": [2]}, "set": {"drafter": "size:big"}}, r"some\.set\.drafter: no drafter 'size:big'.*small"),
+        ({"vary": {"nodes": [2]}, "set": {"drafter": "size.x"}}, r"some\.set\.drafter: no drafter 'size\.x'.*small"),
         ({"vary": {"nodes": [2]}, "set": {"drafter": "streak@3"}}, r"no checkpoint of step 3; it kept 0, 2"),
         ({"vary": {"nodes": [2]}, "set": {"drafter": "first@3"}}, r"no checkpoints of 'first'"),
         ({"vary": {"nodes": [2]}, "set": {"drafter": "streak@x"}}, r"some\.set\.drafter: 'streak@x': what follows @"),
@@ -89,6 +90,15 @@ def test_methods_may_be_varied_and_some_draft_without_a_model():
 def test_mistakes_are_named(form, message):
     with pytest.raises(params.ParamError, match=message):
         planned(**form)
+
+
+def test_a_drafter_that_is_trained_no_longer_is_not_used(monkeypatch):
+    """It may lie on disk still, as another run left it."""
+    monkeypatch.setattr(drafters, "keys_at", lambda name: [])
+    assert planned(vary={"nodes": [2]}, set={"drafter": "adapt"})["points"]
+    for name in ("streak", "streak@2", "size.small"):
+        with pytest.raises(params.ParamError, match=rf"set\.drafter: '{name}' is not trained any more"):
+            planned(vary={"nodes": [2]}, set={"drafter": name})
 
 
 def test_the_stage_writes_the_plan_and_a_new_drafter_changes_it():

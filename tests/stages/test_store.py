@@ -8,7 +8,7 @@ import sys
 import pytest
 import torch
 
-from stages.common import provenance, scratch, store
+from stages.common import provenance, scratch, store, studies
 
 ROW = {
     "id": "a",
@@ -135,7 +135,12 @@ def test_every_path_names_the_stage_that_makes_it():
         (store.corpus_file("p"), "corpus"),
         (store.prompts_file("p", "mt_bench"), "benchmark"),
         (store.drafter_folder("p", "adapt"), "adapt"),
-        (store.drafter_folder("p", "streak"), "distill"),
+        (store.drafter_folder("p", "streak"), "distill baselines"),
+        (studies.size_folder("p", "small"), "sizes"),
+        (studies.plan_file("p", "window"), "plan"),
+        (studies.points_file("p"), "points"),
+        (studies.sweep_folder("p", "window") / "gamma-2.parquet", "sweep"),
+        (studies.graded_folder("p", "sums") / "one.parquet", "score"),
         (store.curves_file("p", "adapt"), "adapt"),
         (store.checkpoint_folder("p", "streak", 5), "distill"),
         (store.manifest_file("p", "specdiff2"), "drafter"),

@@ -137,8 +137,8 @@ def test_what_was_kept_of_another_plan_is_not_used(place, monkeypatch):
 
 
 def test_several_steps_and_drafters_of_other_sizes_are_measured(place):
-    found = swept(method="specdiff2_steps", x="steps", vary={"drafter": ["adapt", "size:small"], "steps": [1, 3]})
-    assert [facts["sweep"]["series"] for _, facts in found.values()] == ["adapt", "adapt", "size:small", "size:small"]
+    found = swept(method="specdiff2_steps", x="steps", vary={"drafter": ["adapt", "size.small"], "steps": [1, 3]})
+    assert [facts["sweep"]["series"] for _, facts in found.values()] == ["adapt", "adapt", "size.small", "size.small"]
     assert all(row["matches_vanilla"] for rows, _ in found.values() for row in rows)
 
 

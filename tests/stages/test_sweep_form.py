@@ -54,7 +54,7 @@ def test_the_drafter_may_give_the_number_on_the_axis():
     assert [point.x for point in found] == [None] * 6
     assert [point.series for point in found][::2] == ["streak, drafts 1", "streak, drafts 1", "first, drafts 1"]
     assert found[2].name == "drafter-streak_6+drafts-1"
-    sizes = sweeps.points(read(x="drafter.layers", vary={"drafter": ["size:a", "adapt"]}))
+    sizes = sweeps.points(read(x="drafter.layers", vary={"drafter": ["size.a", "adapt"]}))
     assert {point.series for point in sizes} == {"m"}
 
 
