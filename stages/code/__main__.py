@@ -11,6 +11,7 @@ it, and nothing else. A new module needs no entry in dvc.yaml.
 
 import hashlib
 import json
+from functools import cache
 from pathlib import Path
 
 from stages.code.imports import ROOT
@@ -19,9 +20,15 @@ from stages.code.programs import programs
 FOLDER = Path("data", "code")
 
 
+@cache
+def digest(file: Path) -> str:
+    """A file is in dozens of programs."""
+    return hashlib.sha256((ROOT / file).read_bytes()).hexdigest()
+
+
 def main() -> None:
     for name, files in programs().items():
-        hashes = {file.as_posix(): hashlib.sha256((ROOT / file).read_bytes()).hexdigest() for file in files}
+        hashes = {file.as_posix(): digest(file) for file in files}
         path = FOLDER / f"{name}.json"
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(json.dumps(hashes, indent=1) + "\n", encoding="utf-8")

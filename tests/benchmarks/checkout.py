@@ -5,6 +5,8 @@ not be the one whose code runs. Models are loaded when first asked for: a benchm
 """
 
 import argparse
+import sys
+from collections.abc import Callable
 from contextlib import chdir
 from functools import cached_property
 from pathlib import Path
@@ -43,8 +45,9 @@ def natural(word: str) -> int:
     return int(word)
 
 
-def add_arguments(parser: argparse.ArgumentParser, *, max_new_tokens: int) -> None:
-    """What the command lines of these benchmarks have in common."""
+def parser_of(module: str, about: str | None, *, max_new_tokens: int) -> argparse.ArgumentParser:
+    """What the command lines of these benchmarks have in common. about: the module's docstring."""
+    parser = argparse.ArgumentParser(prog=f"python -m {module}", description=(about or "").split("\n")[0])
     parser.add_argument("--model", type=Path, required=True, help="<checkout>/data/<profile>/models/verifier")
     parser.add_argument("--prompts", type=Path, required=True, help="a Parquet of prompts, as stage benchmark writes")
     parser.add_argument("--count", type=int, default=0, help="the first so many prompts; 0: all")
@@ -52,6 +55,22 @@ def add_arguments(parser: argparse.ArgumentParser, *, max_new_tokens: int) -> No
     parser.add_argument("--dtype", choices=["float32", "bfloat16", "auto"], default="float32")
     parser.add_argument("--threads", type=int, default=0, help="0: all cores")
     parser.add_argument("--out", type=Path, help="writes <out>.md and <out>.csv, e.g. reports/benchmarks/peers")
+    return parser
+
+
+def open_checkout(args: argparse.Namespace) -> tuple["Models", list[list[int]]]:
+    """What the command line names, on as many threads as it says: the models and the prompts."""
+    entry.set_threads(args.threads)
+    models = Models(args.model, dtype=args.dtype)
+    return models, read_prompts(args.prompts, models.tokenizer, args.count)
+
+
+def run(main: Callable[[], None]) -> None:
+    """A user's mistake ends a program as one line."""
+    try:
+        main()
+    except ValueError as error:
+        sys.exit(f"error: {error}")
 
 
 def read_prompts(path: Path, tokenizer: Tokenizer, count: int) -> list[list[int]]:

@@ -21,7 +21,6 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from stages.common import entry
 from stages.evaluate.contract import Text
 from stages.report import measures
 from tests.benchmarks import checkout, tables
@@ -75,8 +74,7 @@ def measure(
     pairs = [(name, length) for name in methods for length in lengths]
     costs: dict[tuple[str, int], list[Cost]] = {pair: [] for pair in pairs}
     for number in range(rounds + 1):
-        first = number % len(pairs)
-        for name, length in pairs[first:] + pairs[:first]:
+        for name, length in tables.turns(pairs, number):
             ids = context_of(prompts, length=length, start=number)
             cost = cost_of(engine.decode(ids, decoders[name], prompt_id="context"))
             print(f"round {number}: {name} behind {length}: {1e3 * cost.cycle_s:.1f} ms a cycle", flush=True)
@@ -114,10 +112,7 @@ def page(
 
 
 def parse(argv: Sequence[str] | None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
-        prog="python -m tests.benchmarks.context", description=(__doc__ or "").split("\n")[0]
-    )
-    checkout.add_arguments(parser, max_new_tokens=48)
+    parser = checkout.parser_of("tests.benchmarks.context", __doc__, max_new_tokens=48)
     parser.add_argument("--methods", nargs="+", default=list(METHODS))
     parser.add_argument("--short", type=checkout.natural, default=200)
     parser.add_argument("--long", type=checkout.natural, default=2000)
@@ -129,9 +124,7 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
 def main(argv: Sequence[str] | None = None) -> None:
     words = list(sys.argv[1:] if argv is None else argv)
     args = parse(words)
-    entry.set_threads(args.threads)
-    models = Models(args.model, dtype=args.dtype)
-    prompts = checkout.read_prompts(args.prompts, models.tokenizer, args.count)
+    models, prompts = checkout.open_checkout(args)
     lengths = (args.short, args.long)
     costs = measure(models, args.methods, lengths, prompts, rounds=args.rounds, max_new_tokens=args.max_new_tokens)
     about = (
@@ -143,7 +136,4 @@ def main(argv: Sequence[str] | None = None) -> None:
 
 
 if __name__ == "__main__":
-    try:
-        main()
-    except ValueError as error:
-        sys.exit(f"error: {error}")
+    checkout.run(main)

@@ -11,7 +11,6 @@ scores has 2.5 GB at the default size, and plain holds some of them at once.
 
 import argparse
 import statistics
-import subprocess
 from collections.abc import Callable
 from pathlib import Path
 from time import perf_counter
@@ -23,7 +22,10 @@ from torch import Tensor
 
 from kernels.logprob import target_logprob
 from stages.common import provenance, store
+from tests.benchmarks import tables
 from tests.kernels.memory import extra
+
+ROOT = Path(__file__).resolve().parents[2]
 
 Find = Callable[[Tensor, Tensor, Tensor], Tensor]  # hidden_RD, head_VD, targets_R -> log q [R]
 
@@ -81,7 +83,7 @@ def measure(problem: Problem, finds: dict[str, Find], *, rounds: int) -> list[di
         gap = float((values[name] - values["plain"]).abs().max())
         rows[name] = {"way": name, "extra_mb": problem.extra_bytes(find) / 1e6, "largest_gap": gap}
     for number in range(rounds):
-        for name in names[number % len(names) :] + names[: number % len(names)]:
+        for name in tables.turns(names, number):
             seconds[name].append(problem.seconds(finds[name]))
     for name, row in rows.items():
         low, middle, high = statistics.quantiles(seconds[name], n=4, method="inclusive")
@@ -90,32 +92,25 @@ def measure(problem: Problem, finds: dict[str, Find], *, rounds: int) -> list[di
     return list(rows.values())
 
 
-def commit() -> str:
-    """The checked out commit, and whether files differ from it."""
-
-    def git(*words: str) -> str:
-        return subprocess.run(["git", *words], capture_output=True, text=True, check=True).stdout.strip()
-
-    return git("rev-parse", "--short", "HEAD") + (" with changes" if git("status", "--porcelain") else "")
-
-
-def markdown(rows: list[dict[str, Any]], setting: dict[str, Any]) -> str:
+def page(rows: list[dict[str, Any]], setting: dict[str, Any]) -> str:
     stamp = setting["stamp"]
-    lines = [
+    cells = [
+        {
+            "width": str(row["width"]),
+            "way": row["way"],
+            "extra memory, MB": f"{row['extra_mb']:.1f}",
+            "seconds": f"{row['seconds']:.3g} ({row['seconds_low']:.3g} to {row['seconds_high']:.3g})",
+            "times plain": f"{row['times_plain']:.2f}",
+            "largest gap to plain": f"{row['largest_gap']:.1e}",
+        }
+        for row in rows
+    ]
+    about = (
         f"{setting['rows']} rows, {setting['words']} words, {setting['chunk']} at a time, forward and backward, "
         f"{stamp['dtype']}, {stamp['device']}, {stamp['threads']} threads, torch {stamp['torch']}, median of "
-        f"{setting['rounds']} rounds (middle half), commit {setting['commit']}.",
-        "",
-        "| width | way | extra memory, MB | seconds | times plain | largest gap to plain |",
-        "|---|---|---|---|---|---|",
-    ]
-    for row in rows:
-        took = f"{row['seconds']:.3g} ({row['seconds_low']:.3g} to {row['seconds_high']:.3g})"
-        lines.append(
-            f"| {row['width']} | {row['way']} | {row['extra_mb']:.1f} | {took} | {row['times_plain']:.2f} | "
-            f"{row['largest_gap']:.1e} |"
-        )
-    return "\n".join(lines) + "\n"
+        f"{setting['rounds']} rounds (middle half), commit {setting['commit']}."
+    )
+    return "\n".join([about, "", *tables.markdown(cells)]) + "\n"
 
 
 def main() -> None:
@@ -141,8 +136,8 @@ def main() -> None:
             rows.append({"width": width, **row})
             print(rows[-1], flush=True)
     setting = {name: getattr(args, name) for name in ("rows", "words", "chunk", "rounds")}
-    setting |= {"stamp": provenance.stamp(device=device, dtype=dtype), "commit": commit()}
-    table = markdown(rows, setting)
+    setting |= {"stamp": provenance.stamp(device=device, dtype=dtype), "commit": tables.commit(ROOT)}
+    table = page(rows, setting)
     print(table)
     if args.out:
         store.write_json(args.out.with_suffix(".json"), {**setting, "results": rows})

@@ -18,7 +18,6 @@ from typing import Any
 
 import numpy as np
 
-from stages.common import entry
 from stages.evaluate.contract import Text
 from stages.report import measures
 from tests.benchmarks import checkout, tables
@@ -44,8 +43,7 @@ def measure(
     engine.max_new_tokens = max_new_tokens
     texts: dict[str, list[Text]] = {name: [] for name in methods}
     for turn, ids in enumerate(prompts):
-        first = turn % len(methods)
-        for name in [*methods[first:], *methods[:first]]:
+        for name in tables.turns(methods, turn):
             texts[name].append(engine.decode(ids, decoders[name], prompt_id="overhead"))
         print(f"prompt {turn + 1} of {len(prompts)}", flush=True)
     return texts
@@ -83,10 +81,7 @@ def page(texts: dict[str, list[Text]], *, limit: float, lines: Sequence[str]) ->
 
 
 def parse(argv: Sequence[str] | None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
-        prog="python -m tests.benchmarks.overhead", description=(__doc__ or "").split("\n")[0]
-    )
-    checkout.add_arguments(parser, max_new_tokens=96)
+    parser = checkout.parser_of("tests.benchmarks.overhead", __doc__, max_new_tokens=96)
     parser.add_argument("--methods", nargs="+", default=list(METHODS))
     parser.add_argument("--warm-up-tokens", type=int, default=16)
     parser.add_argument("--limit", type=float, default=0.05)
@@ -96,9 +91,7 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
 def main(argv: Sequence[str] | None = None) -> None:
     words = list(sys.argv[1:] if argv is None else argv)
     args = parse(words)
-    entry.set_threads(args.threads)
-    models = Models(args.model, dtype=args.dtype)
-    prompts = checkout.read_prompts(args.prompts, models.tokenizer, args.count)
+    models, prompts = checkout.open_checkout(args)
     texts = measure(
         models, args.methods, prompts, max_new_tokens=args.max_new_tokens, warm_up_tokens=args.warm_up_tokens
     )
@@ -110,7 +103,4 @@ def main(argv: Sequence[str] | None = None) -> None:
 
 
 if __name__ == "__main__":
-    try:
-        main()
-    except ValueError as error:
-        sys.exit(f"error: {error}")
+    checkout.run(main)

@@ -19,7 +19,6 @@ from typing import Any
 
 import torch
 
-from stages.common import entry
 from tests.benchmarks import checkout, side_by_side, tables
 from tests.benchmarks.checkout import Models
 from tests.benchmarks.packages import DFlash, FlashSpec, LlamaCpp, Sequential
@@ -114,10 +113,7 @@ def page(
 
 
 def parse(argv: Sequence[str] | None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
-        prog="python -m tests.benchmarks.peers", description=(__doc__ or "").split("\n")[0]
-    )
-    checkout.add_arguments(parser, max_new_tokens=96)
+    parser = checkout.parser_of("tests.benchmarks.peers", __doc__, max_new_tokens=96)
     parser.add_argument("--methods", nargs="*", default=list(METHODS), help="of ours; vanilla always is")
     parser.add_argument("--systems", nargs="*", default=[], help="only these, by the table's names")
     parser.add_argument("--lookup-tokens", type=int, default=10)
@@ -132,9 +128,7 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
 def main(argv: Sequence[str] | None = None) -> None:
     words = list(sys.argv[1:] if argv is None else argv)
     args = parse(words)
-    entry.set_threads(args.threads)
-    models = Models(args.model, dtype=args.dtype)
-    prompts = checkout.read_prompts(args.prompts, models.tokenizer, args.count)
+    models, prompts = checkout.open_checkout(args)
     systems = chosen(all_systems(models, args, longest=max(map(len, prompts))), args.systems)
     if args.alone:
         next(system for system in systems if system.name == args.alone).generate(prompts[0], args.max_new_tokens)
@@ -161,7 +155,4 @@ def main(argv: Sequence[str] | None = None) -> None:
 
 
 if __name__ == "__main__":
-    try:
-        main()
-    except ValueError as error:
-        sys.exit(f"error: {error}")
+    checkout.run(main)

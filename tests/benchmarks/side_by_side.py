@@ -18,6 +18,7 @@ import numpy as np
 from torch import nn
 
 from stages.report import measures
+from tests.benchmarks import tables
 
 RESAMPLES, CONFIDENCE = 4000, 0.95
 
@@ -111,8 +112,7 @@ def measure(
     for system in list(running):
         attempt(system, prompts[0], warm_up_tokens, "on the warm-up")
     for turn, ids in enumerate(prompts):
-        first = turn % max(1, len(running))
-        for system in running[first:] + running[:first]:
+        for system in tables.turns(running, turn):
             text = attempt(system, ids, max_new_tokens, f"on prompt {turn}")
             if text is not None:
                 texts[system.name].append(text)

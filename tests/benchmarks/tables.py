@@ -7,11 +7,13 @@ import subprocess
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 
 from stages.common import provenance, store
+
+T = TypeVar("T")
 
 
 def setting(module: str, *, dtype: torch.dtype, root: Path, argv: Sequence[str] | None = None) -> list[str]:
@@ -32,6 +34,12 @@ def commit(root: Path) -> str:
     command = ["git", "-C", str(root), "describe", "--always", "--dirty", "--exclude=*"]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     return done.stdout.strip() or "unknown"
+
+
+def turns(contestants: Sequence[T], number: int) -> list[T]:
+    """In the order of a round: another one first each time, so that none is always behind the same other."""
+    first = number % max(1, len(contestants))
+    return [*contestants[first:], *contestants[:first]]
 
 
 def markdown(rows: Sequence[Mapping[str, str]]) -> list[str]:

@@ -25,6 +25,7 @@ import torch
 from stages.common import provenance, store
 from stages.common.decode import decode_batch
 from stages.common.models import Verifier, end_ids_of, load_causal_lm, load_tokenizer, load_verifier
+from tests.benchmarks import tables
 
 Decoder = Callable[[list[list[int]], int, int], list[list[int]]]  # prompts, batch size, new tokens
 RESAMPLES = 4000
@@ -231,8 +232,7 @@ def main() -> None:
     rounds = max(1, min(args.rounds, len(prompts)))
     for number in range(rounds):
         dealt = prompts[number::rounds]
-        turn = number % len(contestants)
-        for contestant in contestants[turn:] + contestants[:turn]:
+        for contestant in tables.turns(contestants, number):
             timed = contestant.time(dealt, args.new_tokens, batch_size=contestant.batch_size)
             contestant.rounds.append(timed)
             rate = timed.tokens / timed.seconds

@@ -14,7 +14,6 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from stages.common import entry
 from tests.benchmarks import checkout, side_by_side, tables
 from tests.benchmarks.checkout import Models
 from tests.benchmarks.side_by_side import Measured, System
@@ -59,10 +58,7 @@ def page(systems: Sequence[System], measured: Measured, lines: Sequence[str]) ->
 
 
 def parse(argv: Sequence[str] | None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
-        prog="python -m tests.benchmarks.vanilla", description=(__doc__ or "").split("\n")[0]
-    )
-    checkout.add_arguments(parser, max_new_tokens=96)
+    parser = checkout.parser_of("tests.benchmarks.vanilla", __doc__, max_new_tokens=96)
     parser.add_argument("--warm-up-tokens", type=int, default=16)
     return parser.parse_args(argv)
 
@@ -70,10 +66,8 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
 def main(argv: Sequence[str] | None = None) -> None:
     words = list(sys.argv[1:] if argv is None else argv)
     args = parse(words)
-    entry.set_threads(args.threads)
     systems = contestants(args.model, dtype=args.dtype)
-    models = Models(args.model, dtype=args.dtype)
-    prompts = checkout.read_prompts(args.prompts, models.tokenizer, args.count)
+    models, prompts = checkout.open_checkout(args)
     measured = side_by_side.measure(
         systems,
         prompts,
@@ -91,7 +85,4 @@ def main(argv: Sequence[str] | None = None) -> None:
 
 
 if __name__ == "__main__":
-    try:
-        main()
-    except ValueError as error:
-        sys.exit(f"error: {error}")
+    checkout.run(main)

@@ -104,7 +104,7 @@ def timed(works: dict[str, Work], *, rounds: int, device: torch.device) -> dict[
     """Quartiles in ms; the first two rounds warm up."""
     names, laps = list(works), {name: list[float]() for name in works}
     for turn in range(rounds + 2):
-        for name in names[turn % len(names) :] + names[: turn % len(names)]:
+        for name in tables.turns(names, turn):
             start = perf_counter()
             works[name](turn)
             if device.type == "cuda":

@@ -1,5 +1,6 @@
 """DVC does not follow imports: every stage hangs on the files of its own program, which stages/code finds."""
 
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -56,14 +57,23 @@ def test_files_beside_the_code_belong_to_the_program_in_whose_folder_they_lie(fi
     assert all(file.startswith("stages/report/") for file in beside)
 
 
-def test_a_lazy_import_counts_but_that_of_another_target_does_not(tmp_path, monkeypatch):
-    """The reader itself, on a project of three files."""
-    monkeypatch.setattr(imports, "ROOT", tmp_path)
-    for reader in (imports.tree, imports.imports_of, imports.only_words):
+@pytest.fixture
+def other_project(tmp_path, monkeypatch) -> Iterator[Path]:
+    """The reader of imports on another folder than the project's."""
+    readers = (imports.tree, imports.imports_of, imports.only_words)
+    for reader in readers:
         reader.cache_clear()
-    package = tmp_path / "stages" / "one"
+    with monkeypatch.context() as patch:
+        patch.setattr(imports, "ROOT", tmp_path)
+        yield tmp_path
+    for reader in readers:
+        reader.cache_clear()
+
+
+def test_a_lazy_import_counts_but_that_of_another_target_does_not(other_project):
+    package = other_project / "stages" / "one"
     package.mkdir(parents=True)
-    (tmp_path / "stages" / "__init__.py").write_text('"""Words."""\n')
+    (other_project / "stages" / "__init__.py").write_text('"""Words."""\n')
     (package / "__init__.py").write_text("")
     (package / "__main__.py").write_text(
         "import json\n\n\ndef _a():\n    from . import near\n\n\ndef _b():\n    import stages.one.far\n"
@@ -76,15 +86,11 @@ def test_a_lazy_import_counts_but_that_of_another_target_does_not(tmp_path, monk
     def reached(names: frozenset[str]) -> set[str]:
         return {file.name for file in imports.closure(start, names) if not imports.only_words(file)}
 
-    try:
-        assert reached(imports.imports_of(start)) == {"__main__.py", "near.py", "deep.py", "far.py"}
-        assert reached(imports.imports_of_function(start, "_a")) == {"__main__.py", "near.py", "deep.py"}
-        assert reached(imports.imports_of_function(start, "_b")) == {"__main__.py", "far.py"}
-        with pytest.raises(ValueError, match="no function _c"):
-            imports.imports_of_function(start, "_c")
-    finally:
-        for reader in (imports.tree, imports.imports_of, imports.only_words):
-            reader.cache_clear()
+    assert reached(imports.imports_of(start)) == {"__main__.py", "near.py", "deep.py", "far.py"}
+    assert reached(imports.imports_of_function(start, "_a")) == {"__main__.py", "near.py", "deep.py"}
+    assert reached(imports.imports_of_function(start, "_b")) == {"__main__.py", "far.py"}
+    with pytest.raises(ValueError, match="no function _c"):
+        imports.imports_of_function(start, "_c")
 
 
 def test_every_method_and_benchmark_has_its_cell(graph):
