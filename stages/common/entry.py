@@ -8,6 +8,7 @@ status 1, a wrong command line as the list of what is accepted and status 2; `py
 traceback instead.
 """
 
+import gc
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -68,6 +69,8 @@ def run(
         _stop(f"error: {error}", 1)
     except KeyboardInterrupt:
         _stop("interrupted", 130)
+    finally:
+        gc.freeze()  # or the interpreter, as it ends, walks through every object of torch and transformers: seconds
 
 
 class UsageError(ValueError):

@@ -6,6 +6,7 @@ Importing them takes longer than any stage of `smoke` computes, and a run has do
 folder, environment and streams, and runs what `python -m` runs; nothing of the project is imported ahead of it.
 """
 
+import atexit
 import json
 import os
 import runpy
@@ -54,10 +55,12 @@ def started(folder: Path, env: Mapping[str, str]) -> Iterator[Path]:
 
 def serve(address: str) -> None:
     """Import what is heavy, then fork for every caller."""
+    import gc
     import importlib
 
     for name in HEAVY:
         importlib.import_module(name)
+    gc.freeze()  # a fork that collects them copies every page they stand on
     with socket.socket(socket.AF_UNIX) as listening:
         listening.bind(address)
         listening.listen()
@@ -77,8 +80,11 @@ def attend(caller: socket.socket) -> None:
     if process == 0:
         for mine, theirs in zip(STREAMS, streams, strict=True):
             os.dup2(theirs, mine)
-        become(**json.loads(message))  # ends as the main program of a process does, atexit and all
-        return sys.exit()
+        try:
+            become(**json.loads(message))
+        except SystemExit as end:
+            leave(end.code)
+        leave(0)
     status = os.waitstatus_to_exitcode(os.waitpid(process, 0)[1])
     caller.sendall(json.dumps(status).encode())
     os._exit(0)
@@ -95,6 +101,16 @@ def become(words: list[str], folder: str, env: dict[str, str]) -> None:
     sys.argv[:] = [module, *rest]
     sys.path[0] = folder
     runpy.run_module(module, run_name="__main__", alter_sys=True)
+
+
+def leave(code: Any) -> None:
+    """End as the main program of a process does, atexit and all, but for taking the interpreter to pieces."""
+    if isinstance(code, str):
+        print(code, file=sys.stderr)
+    atexit._run_exitfuncs()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code if isinstance(code, int) else int(code is not None))
 
 
 def ask(address: str, words: list[str]) -> Any:
