@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
+from stages import COLLECT
 from stages.common.params import PARAMS, Natural, load, profiles
 
 
@@ -56,6 +57,8 @@ def run(
     Each keyword is a further identity word: its name, and a function from profile to the accepted values.
     """
     given = list(sys.argv[1:] if argv is None else argv)
+    gc.freeze()  # what is imported stays; the collector need not look at it again, nor at the end
+    gc.set_threshold(*COLLECT)
     try:
         parsed = parse(given, words)
         if compute:
@@ -70,7 +73,7 @@ def run(
     except KeyboardInterrupt:
         _stop("interrupted", 130)
     finally:
-        gc.freeze()  # or the interpreter, as it ends, walks through every object of torch and transformers: seconds
+        gc.freeze()  # what was imported since; or the interpreter walks through it all as it ends, for seconds
 
 
 class UsageError(ValueError):
