@@ -95,7 +95,7 @@ def stage_of(path: str | Path) -> str:
         ("drafters_of_size", "sizes"),
         ("drafts_with", "drafter"),
         ("cells", "evaluate"),
-        ("plans", "plan"),
+        ("grids", "grid"),
         ("sweeps", "points" if Path(path).stem == "points" else "sweep"),
         ("graded", "score"),
         ("reports", "report"),

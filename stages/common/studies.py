@@ -32,9 +32,9 @@ def points_file(profile: str) -> Path:
     return store.DATA / profile / "sweeps" / "points.json"
 
 
-def plan_file(profile: str, sweep: str) -> Path:
-    """A sweep's points with all their settings, and the drafters, prompts and texts they stand on (stages/plan)."""
-    return store.DATA / profile / "plans" / f"{sweep}.json"
+def grid_file(profile: str, sweep: str) -> Path:
+    """A sweep's points with all their settings, and the drafters, prompts and texts they stand on (stages/grid)."""
+    return store.DATA / profile / "grids" / f"{sweep}.json"
 
 
 def size_folder(profile: str, size: str) -> Path:

@@ -2,7 +2,7 @@
 
     python -m stages.sweep <profile> <sweep>
 
-Reads   the verifier, data/<profile>/plans/<sweep>.json, and the prompts, drafters and vanilla cells that it pins
+Reads   the verifier, data/<profile>/grids/<sweep>.json, and the prompts, drafters and vanilla cells that it pins
 Writes  data/<profile>/sweeps/<sweep>/<point>.parquet
 Params  seed, <profile>.device
 
@@ -21,7 +21,7 @@ import kernels
 from stages.common import entry, provenance, scratch, store, studies, sweeps
 from stages.common.params import load
 from stages.evaluate.__main__ import refuse_differences
-from stages.sweep.bench import Bench, Plan, Point, read_plan
+from stages.sweep.bench import Bench, Grid, Point, read_grid
 from stages.sweep.references import decoded_here, reference
 
 ROOT = Path(kernels.__file__).parents[1]
@@ -37,12 +37,12 @@ def main(run: entry.Run) -> None:
 
 
 def sweep(profile: str, name: str, device: entry.Device, *, seed: int) -> None:
-    plan = read_plan(profile, name)
-    bench = Bench(profile, plan, device, seed=seed)
+    grid = read_grid(profile, name)
+    bench = Bench(profile, grid, device, seed=seed)
     digests = {"verifier": store.sha256_folder(store.verifier_folder(profile)), "stage": f"sweep {profile} {name}"}
-    mark = scratch.fingerprint([store.read_json(studies.plan_file(profile, name)), seed, bench.stamp], digests, CODE)
+    mark = scratch.fingerprint([store.read_json(studies.grid_file(profile, name)), seed, bench.stamp], digests, CODE)
     state, folder = scratch.scratch_folder(mark), studies.sweep_folder(profile, name)
-    missing = [point for point in plan.points if not (state / f"{point.name}.parquet").exists()]
+    missing = [point for point in grid.points if not (state / f"{point.name}.parquet").exists()]
     total = bench.texts(*(point.shared for point in missing), *decoded_here(missing, state))
     with tqdm(total=total, desc=f"sweep {name}", unit="text", mininterval=5) as bar:
         for point in missing:
@@ -50,28 +50,28 @@ def sweep(profile: str, name: str, device: entry.Device, *, seed: int) -> None:
             bar.set_postfix_str(point.name)
             rows, facts = bench.measure(point.method, point.params, point.shared, point.drafter, texts, bar)
             refuse_differences(rows, facts["rounding"], folder / f"{point.name}.parquet")
-            found = described(profile, name, plan, point, facts)
+            found = described(profile, name, grid, point, facts)
             store.write_parquet(state / f"{point.name}.parquet", rows, store.CELLS, found)
     with store.replace_folder(folder) as out:
-        for point in plan.points:
+        for point in grid.points:
             shutil.copy2(state / f"{point.name}.parquet", out)
     scratch.discard(mark)
 
 
-def described(profile: str, name: str, plan: Plan, point: Point, facts: Mapping[str, Any]) -> dict[str, Any]:
+def described(profile: str, name: str, grid: Grid, point: Point, facts: Mapping[str, Any]) -> dict[str, Any]:
     """Provenance of a point: a cell's, and the point's place in the sweep."""
     place = {
         "name": name,
         "point": point.name,
         "index": point.index,
         "x": point.x,
-        "x_name": plan.x_name,
+        "x_name": grid.x_name,
         "series": point.series,
         "settings": point.settings,
     }
     return {
         "profile": profile,
-        "benchmark": plan.benchmark,
+        "benchmark": grid.benchmark,
         "method": point.method,
         "command": provenance.command(),
         **facts,

@@ -20,7 +20,7 @@ Loaded = tuple[Drafter | Head | None, DrafterCard | HeadCard | None]
 
 @dataclass(frozen=True, kw_only=True)
 class Point:
-    """A point of data/<profile>/plans/<sweep>.json; `reference` is the vanilla cell it is compared with, if any."""
+    """A point of data/<profile>/grids/<sweep>.json; `reference` is the vanilla cell it is compared with, if any."""
 
     name: str
     index: int
@@ -35,7 +35,7 @@ class Point:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Plan:
+class Grid:
     benchmark: str
     split: str
     x_name: str
@@ -43,26 +43,26 @@ class Plan:
     points: list[Point]
 
 
-def read_plan(profile: str, name: str) -> Plan:
-    """The plan with its settings as the methods want them."""
-    found = store.read_json(studies.plan_file(profile, name))
+def read_grid(profile: str, name: str) -> Grid:
+    """The grid with its settings as the methods want them."""
+    found = store.read_json(studies.grid_file(profile, name))
     points = []
     for fields in found["points"]:
         params = method_module(fields["method"]).Params(**{k: _frozen(v) for k, v in fields["params"].items()})
         points.append(Point(**{**fields, "params": params, "shared": Shared(**fields["shared"])}))
     prompts = {prompt["id"]: prompt["sha256"] for prompt in found["prompts"]}
     places = {key: found[key] for key in ("benchmark", "split", "x_name")}
-    return Plan(**places, prompts=prompts, points=points)
+    return Grid(**places, prompts=prompts, points=points)
 
 
 class Bench:
     """Measures; holds the drafter it used last, since neighbouring points often share it."""
 
-    def __init__(self, profile: str, plan: Plan, device: entry.Device, *, seed: int) -> None:
-        self.profile, self.benchmark, self.device, self.seed = profile, plan.benchmark, device, seed
+    def __init__(self, profile: str, grid: Grid, device: entry.Device, *, seed: int) -> None:
+        self.profile, self.benchmark, self.device, self.seed = profile, grid.benchmark, device, seed
         self.verifier, self.tokenizer = load_models(profile, device)
         self.stamp = provenance.stamp(device=device.name, dtype=self.verifier.dtype)
-        self.prompts = self._pinned(plan)
+        self.prompts = self._pinned(grid)
         self._held: tuple[str, Loaded] = ("", (None, None))
 
     def texts(self, *settings: Shared) -> int:
@@ -106,14 +106,14 @@ class Bench:
         }
         return rows, facts
 
-    def _pinned(self, plan: Plan) -> list[Prompt]:
-        """The plan's prompts, which must be those it saw."""
-        found = {prompt.id: prompt for prompt in read_prompts(self.profile, plan.benchmark, self.tokenizer)}
-        for name, digest in plan.prompts.items():
+    def _pinned(self, grid: Grid) -> list[Prompt]:
+        """The grid's prompts, which must be those it saw."""
+        found = {prompt.id: prompt for prompt in read_prompts(self.profile, grid.benchmark, self.tokenizer)}
+        for name, digest in grid.prompts.items():
             if name not in found or provenance.prompt_sha256(found[name].ids) != digest:
-                path = store.prompts_file(self.profile, plan.benchmark)
-                raise ValueError(f"{path}: prompt {name} is not the one that the plan pins; run dvc repro plan")
-        return [found[name] for name in plan.prompts]
+                path = store.prompts_file(self.profile, grid.benchmark)
+                raise ValueError(f"{path}: prompt {name} is not the one that the grid pins; run dvc repro grid")
+        return [found[name] for name in grid.prompts]
 
     def _drafter(self, pin: Mapping[str, str] | None) -> Loaded:
         """The pinned drafter, checked against its hash; none for a method without one."""
@@ -122,7 +122,7 @@ class Bench:
         if self._held[0] != pin["sha256"]:
             folder = Path(pin["folder"])
             if not folder.exists() or store.sha256_folder(folder) != pin["sha256"]:
-                raise ValueError(f"{folder}: not the drafter that the plan pins; run dvc repro plan")
+                raise ValueError(f"{folder}: not the drafter that the grid pins; run dvc repro grid")
             self._held = (pin["sha256"], self._load(folder))
         return self._held[1]
 

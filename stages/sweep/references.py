@@ -28,14 +28,14 @@ def decoded_here(points: Sequence[Point], state: Path) -> list[Shared]:
 
 
 def reference(bench: Bench, point: Point, state: Path, progress: Any) -> Reference:
-    """Vanilla's texts for a point. ValueError if its vanilla cell is not the one that the plan pins."""
+    """Vanilla's texts for a point. ValueError if its vanilla cell is not the one that the grid pins."""
     if point.reference is not None:
         path = Path(point.reference["file"])
         texts = _texts(path)
         wanted = [(prompt.id, repeat) for prompt in bench.prompts for repeat in range(point.shared.repeats)]
         have = [texts[place] for place in wanted if place in texts]
         if studies.texts_sha256(have) != point.reference["sha256"]:
-            raise ValueError(f"{path}: not the texts that the plan pins; run dvc repro plan")
+            raise ValueError(f"{path}: not the texts that the grid pins; run dvc repro grid")
         return Reference(texts=texts)
     path = kept(state, point.shared)
     if not path.exists():

@@ -9,7 +9,7 @@ from stages.code.imports import closure, imports_of, module_file, project_files
 
 MAY_IMPORT = {
     "generate": {"evaluate"},  # a front end to the evaluate stage's engine, not a stage of the graph
-    "plan": {"evaluate"},
+    "grid": {"evaluate"},
     "sweep": {"evaluate"},  # cells at other settings, by the same engine
 }
 DOORS = {

@@ -45,7 +45,7 @@ def test_a_program_is_what_it_can_import_and_nothing_else(files):
     assert {"kernels/accept.py", "stages/evaluate/methods/eagle2.py"} <= files["evaluate/eagle2"]
     assert "stages/evaluate/methods/eagle.py" not in files["evaluate/eagle2"]
     assert "kernels/objectives.py" not in files["evaluate/eagle2"]
-    assert {"stages/evaluate/methods/eagle.py", "stages/evaluate/methods/specdiff.py"} <= files["plan"] & files["sweep"]
+    assert {"stages/evaluate/methods/eagle.py", "stages/evaluate/methods/specdiff.py"} <= files["grid"] & files["sweep"]
     assert "stages/baselines/eagle.py" in files["baselines/eagle"] - files["baselines/medusa"]
     assert "stages/download/magpie.py" in files["download/corpus"] - files["download/benchmark"]
 
@@ -99,4 +99,4 @@ def test_every_method_and_benchmark_has_its_cell(graph):
     assert ("stages.evaluate", "cpu", "humaneval", "specdiff2_tree") in words
     assert ("stages.download", "smoke", "corpus") in words
     assert ("stages.baselines", "cpu", "eagle") in words
-    assert {("stages.sweep", "cpu", "nodes"), ("stages.plan", "smoke", "window"), ("stages.points", "cpu")} <= words
+    assert {("stages.sweep", "cpu", "nodes"), ("stages.grid", "smoke", "window"), ("stages.points", "cpu")} <= words

@@ -84,8 +84,8 @@ def test_stages_read_what_they_declare(graph, smoke, notes):
     for stage in graph:
         if stage.words not in notes:
             continue
-        # a plan may be of any method, and reads the sections of those it is of
-        ours = {f"{stage.words[1]}.evaluate"} if stage.name.startswith("plan@") else set()
+        # a grid may be of any method, and reads the sections of those it is of
+        ours = {f"{stage.words[1]}.evaluate"} if stage.name.startswith("grid@") else set()
         keys = {key for name in set(stage.params) - names - ours for key in leaves(value(document, name), name)}
         if unread := keys - set(notes[stage.words]["read"]):
             idle[stage.name] = sorted(unread)

@@ -8,7 +8,7 @@ from tests.pipeline.project import STARTED
 pytestmark = pytest.mark.slow
 
 POINTS = {"size": 4, "products_budget": 2}  # of each sweep
-PLANS = {f"plan@smoke-{name}" for name in POINTS}
+GRIDS = {f"grid@smoke-{name}" for name in POINTS}
 
 
 def test_every_point_has_its_file_and_vanillas_texts(smoke):
@@ -34,12 +34,12 @@ def test_what_is_graded_has_answers(smoke):
 
 
 def test_a_value_reruns_the_sweeps_that_use_it(smoke, tmp_path):
-    """Plans are made again whenever a method's section changes; only one that came out different goes on."""
+    """Grids are made again whenever a method's section changes; only one that came out different goes on."""
     project = smoke.project.copy(tmp_path / "copy")
     values = {
         "smoke.evaluate.specdiff2_fed.nodes": 5,  # in neither
         "smoke.evaluate.specdiff2_tree.gamma": 3,  # in `size`
     }
     with project.edited("params.yaml", **values):
-        assert set(STARTED.findall(project.dvc("repro", "--single-item", *sorted(PLANS)))) == PLANS
+        assert set(STARTED.findall(project.dvc("repro", "--single-item", *sorted(GRIDS)))) == GRIDS
         assert {name for name in project.effect().changed if name.startswith("sweep@")} == {"sweep@smoke-size"}

@@ -137,7 +137,7 @@ def test_every_path_names_the_stage_that_makes_it():
         (store.drafter_folder("p", "adapt"), "adapt"),
         (store.drafter_folder("p", "streak"), "distill baselines"),
         (studies.size_folder("p", "small"), "sizes"),
-        (studies.plan_file("p", "window"), "plan"),
+        (studies.grid_file("p", "window"), "grid"),
         (studies.points_file("p"), "points"),
         (studies.sweep_folder("p", "window") / "gamma-2.parquet", "sweep"),
         (studies.graded_folder("p", "sums") / "one.parquet", "score"),

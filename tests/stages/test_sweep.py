@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from stages.common import entry, store, studies
-from stages.plan.__main__ import main as plan
+from stages.grid.__main__ import main as grid
 from stages.sweep import bench
 from stages.sweep.__main__ import main
 from tests.stages import laboratory
@@ -36,14 +36,14 @@ def place(prepared, monkeypatch):
     monkeypatch.chdir(prepared)
 
 
-def planned(**form):
+def made(**form):
     laboratory.write_params(some=form)
-    plan(RUN)
+    grid(RUN)
 
 
 def swept(**form):
     """(rows, provenance) of every point by name."""
-    planned(**form)
+    made(**form)
     main(RUN)
     return read()
 
@@ -110,7 +110,7 @@ def test_vanilla_is_decoded_once_for_each_setting_that_has_no_cell(place, monkey
 
 
 def test_a_killed_sweep_goes_on_with_the_next_point(place, monkeypatch):
-    planned(**TEMPERATURES)
+    made(**TEMPERATURES)
     with monkeypatch.context() as patch:
         counted(patch, stop_after=3)
         with pytest.raises(KeyboardInterrupt):
@@ -125,8 +125,8 @@ def test_a_killed_sweep_goes_on_with_the_next_point(place, monkeypatch):
         assert (studies.sweep_folder(PROFILE, "some") / name).read_bytes() == content, "measured once"
 
 
-def test_what_was_kept_of_another_plan_is_not_used(place, monkeypatch):
-    planned(vary={"nodes": [2, 6]})
+def test_what_was_kept_of_another_grid_is_not_used(place, monkeypatch):
+    made(vary={"nodes": [2, 6]})
     with monkeypatch.context() as patch:
         counted(patch, stop_after=1)
         with pytest.raises(KeyboardInterrupt):
@@ -143,9 +143,9 @@ def test_several_steps_and_drafters_of_other_sizes_are_measured(place):
 
 
 def test_a_text_that_differs_fails_the_sweep(place):
-    """A plan whose vanilla texts are another verifier's, hash and all."""
-    planned(vary={"nodes": [2]})
-    file, cell = studies.plan_file(PROFILE, "some"), store.cell_file(PROFILE, "sums", "vanilla")
+    """A grid whose vanilla texts are another verifier's, hash and all."""
+    made(vary={"nodes": [2]})
+    file, cell = studies.grid_file(PROFILE, "some"), store.cell_file(PROFILE, "sums", "vanilla")
     content = cell.read_bytes()
     rows, facts = store.read_parquet(cell, store.CELLS), store.read_provenance(cell)
     rows[0]["output_ids"][4] += 1
@@ -163,14 +163,14 @@ def test_a_text_that_differs_fails_the_sweep(place):
 @pytest.mark.parametrize(
     ("pinned", "message"),
     [
-        ("drafter", r"streak: not the drafter that the plan pins; run dvc repro plan"),
-        ("reference", r"vanilla\.parquet: not the texts that the plan pins"),
-        ("prompts", r"sums\.parquet: prompt sums/0 is not the one that the plan pins"),
+        ("drafter", r"streak: not the drafter that the grid pins; run dvc repro grid"),
+        ("reference", r"vanilla\.parquet: not the texts that the grid pins"),
+        ("prompts", r"sums\.parquet: prompt sums/0 is not the one that the grid pins"),
     ],
 )
 def test_what_is_not_as_pinned_is_refused(place, pinned, message):
-    planned(vary={"nodes": [2]})
-    file = studies.plan_file(PROFILE, "some")
+    made(vary={"nodes": [2]})
+    file = studies.grid_file(PROFILE, "some")
     document = json.loads(file.read_text())
     entry_ = document["prompts"][0] if pinned == "prompts" else document["points"][0][pinned]
     entry_["sha256"] = "0" * 64

@@ -1,12 +1,12 @@
-"""Plan: the points of a sweep with all their settings, and what they stand on, pinned by hash.
+"""Grid: the points of a sweep with all their settings, and what they stand on, pinned by hash.
 
-    python -m stages.plan <profile> <sweep>
+    python -m stages.grid <profile> <sweep>
 
 Reads   the prompts and vanilla cells; data/<profile>/{drafters,checkpoints,drafters_of_size}/
-Writes  data/<profile>/plans/<sweep>.json
+Writes  data/<profile>/grids/<sweep>.json
 Params  <profile>.evaluate, <profile>.sweeps.<sweep>; baselines, objectives, soft_objectives, sizes
 
-A sweep depends on its plan alone, so a retrained drafter or another value of a method measures the sweeps again that
+A sweep depends on its grid alone, so a retrained drafter or another value of a method measures the sweeps again that
 use it, and no others.
 """
 
@@ -18,16 +18,16 @@ from stages.common.params import ParamError, keys_at, load
 from stages.common.sweeps import Spelled, Sweep
 from stages.evaluate.harness import Shared
 from stages.evaluate.parts import VANILLA
-from stages.plan import drafters
-from stages.plan.settings import method_params, shared_params
+from stages.grid import drafters
+from stages.grid.settings import method_params, shared_params
 
 
 def main(run: entry.Run) -> None:
-    store.write_json(studies.plan_file(run.profile, run.sweep), plan(run.profile, run.sweep))
+    store.write_json(studies.grid_file(run.profile, run.sweep), grid(run.profile, run.sweep))
 
 
-def plan(profile: str, name: str) -> dict[str, Any]:
-    """What data/<profile>/plans/<name>.json holds. ParamError names what does not fit."""
+def grid(profile: str, name: str) -> dict[str, Any]:
+    """What data/<profile>/grids/<name>.json holds. ParamError names what does not fit."""
     sweep, shared = sweeps.read(profile, name), load(Shared, profile, "evaluate", "shared")
     key = f"{profile}.sweeps.{name}"
     prompts, listed = chosen_prompts(profile, sweep, key), drafters.listed()
@@ -36,11 +36,11 @@ def plan(profile: str, name: str) -> dict[str, Any]:
         "split": sweep.split,
         "x_name": sweep.x,
         "prompts": prompts,
-        "points": [planned(profile, sweep, point, shared, prompts, listed, key) for point in sweeps.points(sweep)],
+        "points": [settled(profile, sweep, point, shared, prompts, listed, key) for point in sweeps.points(sweep)],
     }
 
 
-def planned(
+def settled(
     profile: str,
     sweep: Sweep,
     point: Spelled,

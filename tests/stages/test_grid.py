@@ -1,30 +1,30 @@
-"""A plan: all settings of every point, everything it stands on pinned, and every mistake named by its key."""
+"""A grid: all settings of every point, everything it stands on pinned, and every mistake named by its key."""
 
 import pytest
 
 from stages.common import entry, params, store, studies
-from stages.plan import drafters
-from stages.plan.__main__ import main, plan
+from stages.grid import drafters
+from stages.grid.__main__ import grid, main
 from tests.stages import laboratory
 from tests.stages.laboratory import EVALUATE, PROFILE, SHARED
 
 
 @pytest.fixture(scope="module", autouse=True)
 def place(tmp_path_factory):
-    """One profile for all tests: a plan changes nothing."""
+    """One profile for all tests: a grid changes nothing."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.chdir(tmp_path_factory.mktemp("plan"))
+        patch.chdir(tmp_path_factory.mktemp("grid"))
         laboratory.prepare()
         yield
 
 
-def planned(**form):
+def made(**form):
     laboratory.write_params(some=form)
-    return plan(PROFILE, "some")
+    return grid(PROFILE, "some")
 
 
 def test_a_point_has_all_its_settings_and_what_it_stands_on():
-    found = planned(vary={"nodes": [2, 8]}, set={"width": 3, "threshold": 0})
+    found = made(vary={"nodes": [2, 8]}, set={"width": 3, "threshold": 0})
     assert (found["benchmark"], found["split"], found["x_name"]) == ("sums", "test", "nodes")
     assert [prompt["id"] for prompt in found["prompts"]] == ["sums/0", "sums/1"]
     first, second = found["points"]
@@ -40,27 +40,27 @@ def test_a_point_has_all_its_settings_and_what_it_stands_on():
 
 def test_other_sampling_has_no_vanilla_cell():
     temperatures = {"x": "shared.temperature", "vary": {"shared.temperature": [0, 0.5]}}
-    cold, warm = planned(**temperatures)["points"]
+    cold, warm = made(**temperatures)["points"]
     assert cold["reference"] is not None
     assert warm["reference"] is None
     assert warm["shared"] == SHARED | {"temperature": 0.5}
-    assert planned(benchmark="apart", vary={"nodes": [2]})["points"][0]["reference"] is None
+    assert made(benchmark="apart", vary={"nodes": [2]})["points"][0]["reference"] is None
 
 
 def test_the_drafters_steps_and_layers_stand_on_the_axis():
     drafters = ["streak@0", "streak@2", "streak"]
-    found = planned(x="drafter.steps", vary={"drafter": drafters})["points"]
+    found = made(x="drafter.steps", vary={"drafter": drafters})["points"]
     assert [(point["x"], point["series"]) for point in found] == [(0, "streak"), (2, "streak"), (6, "streak")]
     assert found[0]["drafter"]["folder"] == store.drafter_folder(PROFILE, "adapt").as_posix()
     assert found[1]["drafter"]["folder"] == store.checkpoint_folder(PROFILE, "streak", 2).as_posix()
-    found = planned(x="drafter.layers", vary={"drafter": ["size.small", "adapt"]})["points"]
+    found = made(x="drafter.layers", vary={"drafter": ["size.small", "adapt"]})["points"]
     assert [point["x"] for point in found] == [1, 2]
     assert found[0]["drafter"]["folder"] == studies.size_folder(PROFILE, "small").as_posix()
 
 
 def test_methods_may_be_varied_and_some_draft_without_a_model():
     methods = ["vanilla", "prompt_lookup", "specdiff2"]
-    found = planned(method="", x="method", vary={"method": methods}, set={"specdiff2.drafts": 4})["points"]
+    found = made(method="", x="method", vary={"method": methods}, set={"specdiff2.drafts": 4})["points"]
     assert [point["drafter"] and point["drafter"]["name"] for point in found] == [None, None, "streak"]
     assert found[2]["params"]["drafts"] == 4
 
@@ -89,22 +89,22 @@ def test_methods_may_be_varied_and_some_draft_without_a_model():
 )
 def test_mistakes_are_named(form, message):
     with pytest.raises(params.ParamError, match=message):
-        planned(**form)
+        made(**form)
 
 
 def test_a_drafter_that_is_trained_no_longer_is_not_used(monkeypatch):
     """It may lie on disk still, as another run left it."""
     monkeypatch.setattr(drafters, "keys_at", lambda name: [])
-    assert planned(vary={"nodes": [2]}, set={"drafter": "adapt"})["points"]
+    assert made(vary={"nodes": [2]}, set={"drafter": "adapt"})["points"]
     for name in ("streak", "streak@2", "size.small"):
         with pytest.raises(params.ParamError, match=rf"set\.drafter: '{name}' is not trained any more"):
-            planned(vary={"nodes": [2]}, set={"drafter": name})
+            made(vary={"nodes": [2]}, set={"drafter": name})
 
 
-def test_the_stage_writes_the_plan_and_a_new_drafter_changes_it():
+def test_the_stage_writes_the_grid_and_a_new_drafter_changes_it():
     laboratory.write_params(some={"vary": {"nodes": [2]}, "set": {"drafter": "streak@2"}})
     main(entry.Run(profile=PROFILE, words={"sweep": "some"}))
-    before = store.read_json(studies.plan_file(PROFILE, "some"))
+    before = store.read_json(studies.grid_file(PROFILE, "some"))
     card = store.checkpoint_folder(PROFILE, "streak", 2) / "drafter.json"
     text = card.read_text()
     card.write_text(text + "\n")
@@ -112,6 +112,6 @@ def test_the_stage_writes_the_plan_and_a_new_drafter_changes_it():
         main(entry.Run(profile=PROFILE, words={"sweep": "some"}))
     finally:
         card.write_text(text)
-    after = store.read_json(studies.plan_file(PROFILE, "some"))
+    after = store.read_json(studies.grid_file(PROFILE, "some"))
     assert before["points"][0].pop("drafter")["sha256"] != after["points"][0].pop("drafter")["sha256"]
     assert before == after
