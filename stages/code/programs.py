@@ -11,7 +11,7 @@ from stages.code.imports import ROOT, closure, imports_of, imports_of_function, 
 
 STAGES = Path("stages")
 METHODS = STAGES / "evaluate" / "methods"
-NO_STAGE = ("code", "generate")  # this one, and the terminal front end
+NO_STAGE = ("code", "generate", "plan")  # this one, the terminal front end, and the estimator
 DOWNLOADS = ("models", "corpus", "benchmark")  # functions of one program, which import what they need
 OF_ANY_METHOD = ("grid", "sweep")
 

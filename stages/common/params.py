@@ -67,6 +67,11 @@ def keys_at(*keys: str, path: str | Path = PARAMS) -> list[str]:
     return [str(key) for key in _section(keys, path)]
 
 
+def raw(*keys: str, path: str | Path = PARAMS) -> Any:
+    """A section as it stands, for who describes a pipeline rather than runs it; only the way there is checked."""
+    return _section(keys, path)
+
+
 def checked(hint: Any, value: Any, key: str) -> Any:
     """One value as the type asks for it, as if it stood at `key` of params.yaml; ParamError otherwise."""
     return _value(hint, value, key, PARAMS)

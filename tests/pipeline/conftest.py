@@ -74,22 +74,29 @@ def graph() -> list[Instance]:
     yaml = YAML(typ="safe")
     document, stages = yaml.load(ROOT / "params.yaml"), yaml.load(ROOT / "dvc.yaml")["stages"]
     profiles = [name for name, node in document.items() if "models" in keys(node)]
-    lists = {"benchmarks": document["benchmarks"], "profiles": profiles, **everything(document["smoke"])}
-    lists["reasoning"] = [
-        name for name in document["smoke"]["download"]["benchmarks"] if name not in document["benchmarks"]
-    ]
-    return [made for name, stage in stages.items() for made in instances(name, stage, lists)]
+    found = dict[str, Instance]()
+    for profile in profiles:
+        lists = {"profiles": [profile], **everything(document[profile], document["benchmarks"])}
+        found |= {made.name: made for name, stage in stages.items() for made in instances(name, stage, lists)}
+    return list(found.values())
 
 
-def everything(profile: dict[str, Any]) -> dict[str, list[str]]:
-    """The lists that make the graph whole: whatever a profile has a section for."""
+def everything(profile: dict[str, Any], listed: list[str]) -> dict[str, list[str]]:
+    """The lists that make the graph whole: whatever a profile has a section for.
+
+    listed: `benchmarks` of params.yaml; of a profile that wants others (`plan.lists`), every one has cells.
+    """
     sections = {name: node for name, node in profile["distill"].items() if name != "training"}
+    there = list(profile["download"]["benchmarks"])
+    benchmarks = there if "plan" in profile else listed
     return {
+        "benchmarks": benchmarks,
+        "reasoning": [name for name in there if name not in benchmarks],
         "methods": [name for name in profile["evaluate"] if name not in ("shared", "vanilla")],
         "objectives": [name for name, node in sections.items() if not soft(name, node)],
         "soft_objectives": [name for name, node in sections.items() if soft(name, node)],
-        "features": ["verifier"],
-        "baselines": [*profile["baselines"]],
+        "features": ["verifier"] if "features" in profile else [],
+        "baselines": [*profile.get("baselines", ())],
         "sizes": [*profile["sizes"]],
         "sweeps": [*profile["sweeps"]],
         "graded": [*profile["sweeps"]],
@@ -131,7 +138,7 @@ def smoke(tmp_path_factory) -> Iterator[Smoke]:
     """
     aside = tmp_path_factory.mktemp("warm")
     project = clone(tmp_path_factory.mktemp("smoke"), programs=aside)
-    project.drop("cpu", "cpu_long")
+    project.keep("smoke")
     used = {
         "smoke.baselines": SMOKE["baselines"],
         "smoke.distill": {"training", *SMOKE["objectives"]},
@@ -156,7 +163,7 @@ def finished(tmp_path_factory, graph) -> Project:
     (aside / "python").write_text(f'#!/bin/sh\nexec {command} "$@"\n')
     (aside / "python").chmod(0o755)
     project = clone(tmp_path_factory.mktemp("finished"), programs=aside)
-    project.drop("cpu_long")
+    project.keep("smoke", "cpu")
     few = {
         "cpu": {"evaluate", "adapt", "trajectories"},
         "cpu.evaluate": {"specdiff2"},

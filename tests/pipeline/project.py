@@ -90,9 +90,11 @@ class Project:
                 above[key.split(".")[-1]] = {}  # else the comments of what is gone are written, as no YAML
         yaml.dump(document, path)
 
-    def drop(self, *profiles: str) -> None:
-        """Leave profiles out of params.yaml."""
-        self.prune(**{"": set(self.params()) - set(profiles)})
+    def keep(self, *profiles: str) -> None:
+        """Leave other profiles out of params.yaml."""
+        document = self.params()
+        others = {name for name, node in document.items() if isinstance(node, dict) and "models" in node}
+        self.prune(**{"": set(document) - (others - set(profiles))})
 
     @contextmanager
     def edited(self, file: str, text: str = "\n# edited\n", **values: Any) -> Iterator[None]:

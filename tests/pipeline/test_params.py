@@ -47,6 +47,8 @@ def test_every_key_of_params_is_declared_by_a_stage(graph):
         "reasoning",
         "graded",
     }
+    profiles = [name for name, node in document.items() if "models" in (node if isinstance(node, dict) else ())]
+    names += tuple(f"{name}.plan" for name in profiles)  # read by stages/plan, which is no stage of the graph
     idle = {key for top, node in document.items() for key in leaves(node, top)} - matrix
     assert not {key for key in idle if not declared(key, names)}
 
