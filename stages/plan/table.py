@@ -79,7 +79,7 @@ def _notes(p: Profile, found: Sequence[Need]) -> Iterator[str]:
 def _select(p: Profile) -> Iterator[str]:
     """The command that selects the profile; the same lists can be written at the top of params.yaml by hand."""
     yield "Select it in a Git checkout (or write these lists at the top of params.yaml, then dvc repro):"
-    values = {"profiles": (p.name,), **{name: p.plan.lists[name] for name in LISTS}}
+    values = {"profiles": (p.name,), **({name: p.plan.lists[name] for name in LISTS} if p.plan.own else {})}
     settings = [f"-S '{name}=[{','.join(names)}]'" for name, names in values.items()]
     lines = [""]
     for setting in settings:
