@@ -15,13 +15,13 @@ from stages.report.cells import VANILLA
 from stages.report.frames import Column, Frame
 
 FILE = Path(__file__).with_name("published.csv")
-MATHS, CODE, OPEN = "gsm_symbolic", "humaneval", "mt_bench"
+MATHS, CODE, OPEN = ("gsm_symbolic", "math500", "gsm8k"), ("humaneval", "livecodebench"), ("mt_bench", "gpqa")
 KIN = {  # our benchmark of the same kind
-    "math500": (MATHS,),
-    "code": (CODE,),
-    "open_qa": (OPEN,),
-    "math+code": (MATHS, CODE),
-    "all": (MATHS, CODE, OPEN),
+    "math500": MATHS,
+    "code": CODE,
+    "open_qa": OPEN,
+    "math+code": (*MATHS, *CODE),
+    "all": (*MATHS, *CODE, *OPEN),
 }
 SERIES = ["verifier", "benchmark", "method", "metric"]
 

@@ -4,8 +4,8 @@
 
 The rates are measured in every turn: a product of two square matrices gives operations a second, a product of one row
 with matrices too many for the caches bytes a second. The plan's shares of them are then 1, since these are no data
-sheet's. Another one first in each turn; medians over turns, of the ratio, too. What a plan leaves out (norms, activations, copies, the optimizer) is in
-the measured seconds. Run it on an idle machine.
+sheet's. Another one first in each turn; medians over turns, of the ratio, too. What a plan leaves out (norms,
+activations, copies, the optimizer) is in the measured seconds. Run it on an idle machine.
 """
 
 import argparse
