@@ -125,6 +125,9 @@ def training(p: Profile, stage: str, t: Training, shape: Shape, *, words: int, p
     processes = t.parallel.processes if t.parallel else 1
     mixed = t.parallel is not None and p.number == 2
     parts = training_memory(t, shape, words=words, prefix=prefix, mixed=mixed)
+    held_out = replace(t, windows=p.validation.windows)
+    scored = rows_of(held_out, prefix, texts=t.sequences).heads  # of a validation pass: every place of every window
+    parts["logits"] = max(parts["logits"], memory.scores(heads=scored, vocab=words))
     mean = min(t.max_tokens, Text(p.longest_prompt, p.trajectories.max_new_tokens).prompt + t.max_tokens / 2)
     rows = rows_of(replace(t, max_tokens=round(mean)), prefix, texts=t.sequences * t.accumulation)
     lora = {"rank": t.lora.rank, "targets": t.lora.targets} if t.lora else {}
@@ -132,6 +135,10 @@ def training(p: Profile, stage: str, t: Training, shape: Shape, *, words: int, p
     one = work.step(
         shape, rows=rows.total, columns=rows.columns, heads=rows.heads, vocab=words, checkpoint=checkpoint, **lora
     )
+    seen = rows_of(replace(held_out, max_tokens=round(mean)), prefix, texts=1)
+    sizes = {"rows": seen.total, "columns": seen.columns, "heads": seen.heads, "vocab": words}
+    evaluations = (t.steps // t.evaluate_every + 1) * p.validation.share * p.texts["corpus"]
+    flops = t.steps * one + evaluations * work.forward(shape, **sizes)
     saved = trained_bytes(t, shape, words)
     copies = 1 + (t.steps // t.evaluate_every if kept else 0)
     return Need(
@@ -140,8 +147,8 @@ def training(p: Profile, stage: str, t: Training, shape: Shape, *, words: int, p
         memory=parts,
         disk=saved * copies + 3 * saved,  # and the state that a killed training goes on from
         tokens=t.steps * rows.total,
-        flops=t.steps * one,
-        seconds={name: t.steps * one / (processes * gpu.flops * ASSUMED.training_share) for name, gpu in KINDS.items()},
+        flops=flops,
+        seconds={name: flops / (processes * gpu.flops * ASSUMED.training_share) for name, gpu in KINDS.items()},
     )
 
 

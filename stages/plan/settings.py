@@ -12,7 +12,7 @@ from typing import Any, Literal, TypeVar, get_type_hints
 from ruamel.yaml import YAML
 
 from stages.common import store
-from stages.common.params import PARAMS, Count, Natural, NonNegative, ParamError, checked, keys_at, load, raw
+from stages.common.params import PARAMS, Count, Natural, NonNegative, ParamError, Share, checked, keys_at, load, raw
 from stages.plan.shapes import PROJECTIONS, Shape, of_config
 from stages.plan.work import Assumed, Gpu
 
@@ -83,6 +83,12 @@ class Trajectories:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Validation:
+    share: Share
+    windows: Count
+
+
+@dataclass(frozen=True, kw_only=True)
 class Shared:
     max_new_tokens: Count
     repeats: Count
@@ -134,7 +140,7 @@ class Profile:
     texts: dict[str, int]  # prompts of the corpus, and of each benchmark
     longest_prompt: int
     trajectories: Trajectories
-    validation_windows: int
+    validation: Validation
     adapt: Adapt
     adapting: Training
     distilling: Training
@@ -173,7 +179,7 @@ def read(profile: str) -> Profile:
         texts=texts,
         longest_prompt=downloads["corpus"]["max_prompt_tokens"],
         trajectories=pick(Trajectories, {**chosen, **vllm}, f"{profile}.trajectories"),
-        validation_windows=checked(int, raw(profile, "validation")["windows"], f"{profile}.validation.windows"),
+        validation=pick(Validation, raw(profile, "validation"), f"{profile}.validation"),
         adapt=pick(Adapt, raw(profile, "adapt"), f"{profile}.adapt"),
         adapting=training_of(profile, "adapt", "training"),
         distilling=training_of(profile, "distill", "training"),
