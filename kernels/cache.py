@@ -146,6 +146,7 @@ class RaggedKVCache:
         self.lengths = [0] * slots
         self.kv_L2BHCD: Tensor | None = None
         self._first, self._last, self._seen, self._new = 0, 0, 0, 0
+        self._layers: Sequence[int] | None = None
 
     def open(self, first: int, last: int, *, new: int, device: torch.device | str) -> tuple[Tensor, Tensor]:
         """A pass of `new` rows in each of the slots first .. last - 1.
@@ -159,6 +160,7 @@ class RaggedKVCache:
             raise ValueError(f"a pass would reach row {self._seen}: the cache has room for {self.capacity}")
         self._place_BN = torch.tensor(lengths, device=device)[:, None] + torch.arange(new, device=device)
         self._slot_B1 = torch.arange(first, last, device=device)[:, None]
+        self._layers = None
         return self._place_BN, torch.arange(self._seen, device=device) <= self._place_BN[:, :, None]
 
     def update(
@@ -173,11 +175,52 @@ class RaggedKVCache:
         if self.kv_L2BHCD is None:
             shape = (self.layers, 2, self.slots, H, self.capacity, D)
             self.kv_L2BHCD = torch.zeros(shape, dtype=key_BHND.dtype, device=key_BHND.device)
-        layer_2BHCD = self.kv_L2BHCD[layer_idx]
+        layer_2BHCD = self.kv_L2BHCD[layer_idx if self._layers is None else self._layers[layer_idx]]
         layer_2BHCD[0][self._slot_B1, :, self._place_BN] = key_BHND.transpose(1, 2)
         layer_2BHCD[1][self._slot_B1, :, self._place_BN] = value_BHND.transpose(1, 2)
         seen_2BHTD = layer_2BHCD[:, self._first : self._last, :, : self._seen]
         return seen_2BHTD[0], seen_2BHTD[1]
+
+    def open_trees(
+        self, first: int, last: int, depth_BN: Tensor, sees_BNN: Tensor, layers: Sequence[int] | None = None
+    ) -> tuple[Tensor, Tensor]:
+        """A pass of N rows in each of these slots, at places of their own: row n stands `depth_BN[:, n]` behind the
+        slot's committed rows and sees them, and of the pass what sees_BNN says. Positions, and what each row sees.
+
+        layers: of this cache, that the passing model's layers write to and read (None: its own). A reader's rows are
+        not committed; the next pass writes over them.
+        """
+        B, N = depth_BN.shape
+        assert last - first == B, (B, first, last)
+        device = depth_BN.device
+        length_B1 = torch.tensor(self.lengths[first:last], device=device)[:, None]
+        self._first, self._last, self._new = first, last, N
+        self._seen = max(self.lengths[first:last]) + N
+        if self._seen > self.capacity:
+            raise ValueError(f"a pass would reach row {self._seen}: the cache has room for {self.capacity}")
+        self._place_BN = length_B1 + torch.arange(N, device=device)
+        self._slot_B1 = torch.arange(first, last, device=device)[:, None]
+        self._layers = layers
+        column_T = torch.arange(self._seen, device=device)
+        own_BT = (column_T - length_B1).clamp(0, N - 1)  # column of the pass, where it is one
+        behind_BT = (column_T >= length_B1) & (column_T < length_B1 + N)
+        tree_BNT = sees_BNN.gather(2, own_BT[:, None].expand(B, N, -1)) & behind_BT[:, None]
+        return length_B1 + depth_BN, tree_BNT | (column_T < length_B1)[:, None]
+
+    def keep(self, rows: list[list[int]]) -> None:
+        """Commit these rows of the pass in its slots, in this order (indices within the pass); drop the others."""
+        assert len(rows) == self._last - self._first, (len(rows), self._first, self._last)
+        assert self.kv_L2BHCD is not None
+        assert self._layers is None, "a reader commits nothing"
+        for slot, kept in enumerate(rows, start=self._first):
+            length = self.lengths[slot]
+            assert all(0 <= row < self._new for row in kept), (kept, self._new)
+            if kept != list(range(len(kept))):
+                source = torch.tensor(kept, device=self.kv_L2BHCD.device) + length
+                taken = self.kv_L2BHCD[:, :, slot].index_select(3, source)
+                self.kv_L2BHCD[:, :, slot, :, length : length + len(kept)] = taken
+            self.lengths[slot] += len(kept)
+        self._new = 0
 
     def commit(self, counts: list[int]) -> None:
         """Keep the first counts[i] rows of the pass in its i-th slot."""

@@ -54,6 +54,7 @@ class State(NamedTuple):
     sampling: Sampling
     lend: Callable[[Sequence[int]], LentCache]  # the verifier's cache of some layers: every token but the pending one
     features: Callable[[], Tensor]  # [T, C] of the layers the method reads: likewise every token but the pending one
+    drafted: Tensor | None = None  # scores [window, V_d] of a pass that was made for many texts at once (batch.py)
 
 
 class Method(Protocol):

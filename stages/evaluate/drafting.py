@@ -10,6 +10,7 @@ Letters: G window, K drafts, N nodes, V vocabulary (V_d draft vocabulary).
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -18,7 +19,7 @@ from kernels import sampling
 from kernels.tree import best_first, prefix_trie
 from stages.common.drafters import Drafter
 from stages.common.params import Count, NonNegative, Share
-from stages.evaluate.contract import DRAFT_STREAM, EMPTY, Proposal, Rule, State
+from stages.evaluate.contract import DRAFT_STREAM, EMPTY, Method, Proposal, Rule, State
 
 
 class WindowMethod(ABC):
@@ -53,6 +54,8 @@ class WindowMethod(ABC):
 
     def logits(self, state: State, window: int) -> Tensor:
         """Scores [window, V_d] of the next tokens, from one pass over the tokens it has not read and the masks."""
+        if state.drafted is not None:
+            return state.drafted
         if self.cache is not None:
             return self.drafter.draft(state.ids[self.cache.length :], window, self.cache)
         return self.drafter.draft(state.ids[-1:], window, state.lend(self.drafter.layers))
@@ -66,6 +69,22 @@ class WindowMethod(ABC):
         q_GV = q_GVd.new_zeros(q_GVd.shape[0], self.drafter.vocab_size)
         q_GV[:, self.drafter.d2t] = q_GVd
         return q_GV
+
+
+class Ask(NamedTuple):
+    """A drafting pass that a batch may make for its texts together."""
+
+    drafter: Drafter
+    window: int
+
+
+def asked(method: Method, state: State) -> Ask | None:
+    """What a method over the verifier's cache, or the one within it, is about to ask its drafter for."""
+    window_method = getattr(method, "tree", method)
+    if not isinstance(window_method, WindowMethod) or window_method.cache is not None:
+        return None
+    window = window_method.window(state)
+    return Ask(window_method.drafter, window) if window else None
 
 
 def sample_drafts(q_GV: Tensor, drafts: int, state: State) -> Tensor:

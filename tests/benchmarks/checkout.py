@@ -142,6 +142,10 @@ class Models:
 
     def method(self, name: str) -> Method:
         """A method of ours as its profile sets it."""
+        return self.builder(name)()
+
+    def builder(self, name: str) -> Callable[[], Method]:
+        """Makes such methods, all over one drafter: one for each text of a batch."""
         profile, root = self.folder.parents[1].name, self.folder.parents[3]
         if root / store.verifier_folder(profile) != self.folder:
             raise ValueError(f"{self.folder}: methods are set by a checkout; name <checkout>/data/<profile>/models/...")
@@ -149,7 +153,8 @@ class Models:
         with chdir(root):
             module = method_module(name)
             drafter, _ = method_drafter(profile, name, self.verifier, self.tokenizer, device)
-            return module.build(load(module.Params, profile, "evaluate", name), drafter)
+            params = load(module.Params, profile, "evaluate", name)
+        return lambda: module.build(params, drafter)
 
     def engine(self, max_new_tokens: int) -> Engine:
         """Our loop at T_v = 0."""

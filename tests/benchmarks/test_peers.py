@@ -12,7 +12,7 @@ from stages.common import store
 from stages.common.drafters import DrafterCard, save_drafter
 from stages.common.models import config_digest, load_tokenizer
 from stages.common.tiny import VOCABULARY, save_tiny
-from tests.benchmarks import context, overhead, peers, side_by_side, tables, vanilla
+from tests.benchmarks import batch, context, overhead, peers, side_by_side, tables, vanilla
 from tests.benchmarks.checkout import Models
 from tests.benchmarks.packages import Courier, DFlash, FlashSpec, LlamaCpp, Sequential
 from tests.benchmarks.side_by_side import Calls, Text, first_difference
@@ -294,6 +294,7 @@ def test_memory_of_this_process():
             f"| {METHOD} | ",
         ),
         (overhead, ["--methods", "vanilla", METHOD], f"| {METHOD} | "),
+        (batch, ["--methods", METHOD, "--batches", "2", "--groups", "1", "--group", "2"], f"- `{METHOD}` is faster"),
     ],
 )
 def test_scripts_write_their_tables(folder, tmp_path, script, words, says):
