@@ -11,8 +11,9 @@ from stages.common.eagle import Eagle3Head, EagleHead
 from stages.common.fed import FedDrafter
 from stages.common.heads import Head, HeadCard, load_head
 from stages.common.medusa import HydraHead, MedusaHead
-from stages.common.models import Tokenizer, Verifier, config_digest, load_tokenizer, load_verifier, resolve_dtype
+from stages.common.models import Verifier, config_digest, load_verifier, resolve_dtype
 from stages.common.provenance import prompt_sha256
+from stages.common.tokenizers import Tokenizer, load_tokenizer
 from stages.evaluate.harness import Prompt
 
 VANILLA = "vanilla"

@@ -163,7 +163,7 @@ class Sleepy:
 class TableVerifier:
     """p(next | token) from a table of scores [V, V], as the engine wants a verifier."""
 
-    context_limit, end_ids, device = 10_000, frozenset[int](), torch.device("cpu")
+    context_limit, end_ids, device, devices = 10_000, frozenset[int](), torch.device("cpu"), (torch.device("cpu"),)
 
     def __init__(self, scores_VV: Tensor, *, pause_s=0.0) -> None:
         self.scores_VV, self.vocab_size, self.pause_s = scores_VV, len(scores_VV), pause_s

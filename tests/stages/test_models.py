@@ -10,20 +10,18 @@ from transformers import SmolLM3Config, SmolLM3ForCausalLM
 
 from kernels.window import causal_mask
 from stages.common import tiny
+from stages.common.bodies import grouped_attention
 from stages.common.models import (
     CausalModel,
-    PackedLinear,
     Verifier,
-    can_pack,
     end_ids_of,
-    grouped_attention,
     load_causal_lm,
-    load_tokenizer,
     load_verifier,
-    pack_linears,
     pruned_body,
     resolve_dtype,
 )
+from stages.common.packing import PackedLinear, can_pack, pack_linears
+from stages.common.tokenizers import load_tokenizer
 from tests.stages.scripted import KINDS, causal_lm, full_logits, prompt_of, tiny_verifier
 
 packs = pytest.mark.skipif(not can_pack("cpu", torch.float32), reason="needs oneDNN")
