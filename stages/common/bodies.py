@@ -16,7 +16,7 @@ from transformers import AttentionInterface, AutoModelForCausalLM
 from kernels.cache import FixedCache, KVCache, LentCache, RaggedKVCache
 
 Cache = KVCache | RaggedKVCache | LentCache | FixedCache  # what attention layers may be given: they ask for `update`
-ATTENTION = "grouped_sdpa"
+ATTENTION = "grouped"  # not "sdpa": transformers refuses such names where its own would lack a cap
 FULL, SLIDING = "full_attention", "sliding_attention"
 PARTS = ("embed_tokens", "layers", "norm", "rotary_emb")  # of a body
 UNBUILT = ("s_aux", "sinks", "position_bias")  # arguments that change scores, and that `grouped_attention` lacks

@@ -133,7 +133,7 @@ class Verifier(CausalModel):
     def __init__(
         self, causal_lm: Any, *, vocab_size: int, end_ids: Sequence[int], split: spread.Split | None = None
     ) -> None:
-        super().__init__(causal_lm.model, split=split)
+        super().__init__(getattr(causal_lm, "model", causal_lm), split=split)
         config = causal_lm.config
         self.lm_head: nn.Module = causal_lm.lm_head
         self.vocab_size = vocab_size
@@ -208,7 +208,7 @@ def load_causal_lm(folder: Path, dtype: torch.dtype, *, placement: Placement | N
     elif placement is not None and placement.verifier == "tp":
         spread.check_ranks(AutoConfig.from_pretrained(folder).get_text_config())
         layout = {"distributed_config": DistributedConfig(tp_size=spread.world(), tp_plan="auto")}
-    causal_lm = AutoModelForCausalLM.from_pretrained(folder, dtype=dtype, attn_implementation="sdpa", **layout)
+    causal_lm = AutoModelForCausalLM.from_pretrained(folder, dtype=dtype, **layout)
     return bodies.text_part(causal_lm.eval().requires_grad_(False))
 
 
@@ -263,7 +263,7 @@ def empty_body(config: dict[str, Any], embedding: nn.Module) -> Any:
     config = dict(config)
     typed = AutoConfig.for_model(config.pop("model_type"), **config)
     with torch.device("meta"):
-        body = AutoModelForCausalLM.from_config(typed, attn_implementation="sdpa").model
+        body = AutoModelForCausalLM.from_config(typed).model
     rotary = type(body.rotary_emb)(config=typed)
     body = body.to_empty(device="cpu").float()
     body.rotary_emb = rotary

@@ -1,10 +1,10 @@
 """Tiny random verifiers and a byte-level tokenizer: whole-pipeline tests without a download.
 
 `build_tiny` gives Llama, Qwen2, Qwen3, Mistral, Gemma and Gemma 3 models, tied or untied heads, grouped or not, in
-float32. Mistral's layers all slide, Gemma 3's all but the last, over WINDOW places: fewer than a test's texts have. Every
-weight comes from one seeded generator in the order of parameter names, so a folder has the same bytes on
-every machine. The scales keep greedy texts lively: at transformers' own initialisation a tied head repeats
-the last token for ever, which hides errors of position. Numbers measured on these models mean nothing.
+float32. All layers of Mistral slide, of Gemma 3 all but the last, over WINDOW places: fewer than a test's texts have.
+Every weight comes from one seeded generator in the order of parameter names, so a folder has the same bytes on every
+machine. The scales keep greedy texts lively: at transformers' own initialisation a tied head repeats the last token for
+ever, which hides errors of position. Numbers measured on these models mean nothing.
 """
 
 import math
