@@ -10,7 +10,8 @@ template that takes no date as an argument is given a clock that stands still: {
 
 import hashlib
 import json
-from collections.abc import Callable, Mapping, Sequence
+import re
+from collections.abc import Mapping, Sequence
 from datetime import datetime
 from pathlib import Path
 from typing import Any
@@ -21,6 +22,7 @@ from stages.common import hub
 
 TEMPLATE = "template.json"
 CLOCK = "strftime_now"  # what templates call for the date, and the name of the setting that stops it
+CALL = re.compile(CLOCK + r"""\(\s*(['"])(.*?)\1\s*\)""")
 Settings = Mapping[str, str | int | float | bool]
 
 
@@ -36,8 +38,7 @@ class Tokenizer:
                 "that was trained to chat"
             )
         self.size = len(self._inner)
-        self._settings = self._template_settings()
-        self._render([{"role": "user", "content": "x"}])  # a template that cannot be used fails here
+        self._template, self._settings = self._settled()
 
     def encode_prompt(self, turns: Sequence[str]) -> list[int]:
         """Ids of the chat so far (user and assistant in turn) up to the place where the assistant speaks.
@@ -70,15 +71,28 @@ class Tokenizer:
         return hashlib.sha256(json.dumps(vocabulary).encode()).hexdigest()
 
     def _render(self, chat: list[dict[str, str]], *, tokenize: bool = False, **how: Any) -> Any:
-        return self._inner.apply_chat_template(chat, tokenize=tokenize, **{**self._settings, **how})
+        how = {"chat_template": self._template, **self._settings, **how}
+        return self._inner.apply_chat_template(chat, tokenize=tokenize, **how)
 
-    def _template_settings(self) -> dict[str, Any]:
+    def _settled(self) -> tuple[str, dict[str, Any]]:
+        """The template with a clock that stands still, and its arguments. ValueError if it asks for today's date."""
         path = self.folder / TEMPLATE
         settings: dict[str, Any] = json.loads(path.read_text()) if path.exists() else {}
         template = self._inner.get_chat_template()
         if unknown := [name for name in settings if name not in template]:
             raise ValueError(f"{path}: the chat template asks for nothing named {', '.join(unknown)}; leave it out")
-        return settings | {CLOCK: _clock(settings.get(CLOCK), path)}
+        if (date := settings.pop(CLOCK, None)) is not None:
+            return _stopped(template, date, path), settings
+        days = [_stopped(template, date, path) for date in ("2000-01-01", "2011-11-22")]
+        chat = [{"role": role, "content": "x"} for role in ("user", "assistant", "user")]
+        made = [self._inner.apply_chat_template(chat, tokenize=False, chat_template=day, **settings) for day in days]
+        if made[0] != made[1]:
+            raise ValueError(
+                f"{self.folder}: the chat template asks for today's date, and prompts would change from day to day; "
+                'write models.verifier.template: {date_string: "26 Jul 2024"} in params.yaml if the template has '
+                f'date_string, else {{{CLOCK}: "2024-07-26"}}'
+            )
+        return days[0], settings
 
 
 def load_tokenizer(folder: Path) -> Tokenizer:
@@ -91,20 +105,13 @@ def write_template(folder: Path, settings: Settings) -> None:
         (folder / TEMPLATE).write_text(json.dumps(dict(settings), indent=1, sort_keys=True) + "\n")
 
 
-def _clock(stopped_at: str | None, path: Path) -> Callable[[str], str]:
-    """What a template gets for a clock: one that stands still, or one that refuses."""
-    if stopped_at is not None:
-        try:
-            then = datetime.fromisoformat(stopped_at)
-        except (TypeError, ValueError):
-            raise ValueError(f"{path}: {CLOCK}: {stopped_at!r} is no date; write one like 2024-07-26") from None
-        return then.strftime
-
-    def refuse(_format: str) -> str:
-        raise ValueError(
-            f"{path.parent}: the chat template asks for today's date, and prompts would change from day to day; write "
-            'models.verifier.template: {date_string: "26 Jul 2024"} in params.yaml if the template has date_string, '
-            f'else {{{CLOCK}: "2024-07-26"}}'
-        )
-
-    return refuse
+def _stopped(template: str, date: str, path: Path) -> str:
+    """The template with every call for the time answered by this date."""
+    try:
+        then = datetime.fromisoformat(date)
+    except (TypeError, ValueError):
+        raise ValueError(f"{path}: {CLOCK}: {date!r} is no date; write one like 2024-07-26") from None
+    text = CALL.sub(lambda call: json.dumps(then.strftime(call[2])), template)
+    if f"{CLOCK}(" in text:
+        raise ValueError(f"{path.parent}: the chat template asks for the time in a way that is not understood")
+    return text
