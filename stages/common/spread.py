@@ -6,9 +6,11 @@ tp     every rank holds a slice of every layer, by transformers' plan, and runs 
 """
 
 import os
+from copy import deepcopy
 from typing import Any, NamedTuple
 
 import torch
+from torch import nn
 
 from stages.common.entry import Placement
 
@@ -58,6 +60,28 @@ def processes(placement: Placement | None) -> int:
     if placement is None or placement.verifier != "tp":
         return 1
     return placement.processes or max(1, torch.cuda.device_count())
+
+
+def stamp(placement: Placement | None) -> dict[str, str | int]:
+    """What a placement adds to the hardware stamp: speeds are compared within one alone."""
+    if placement is None:
+        return {}
+    beside = f", drafter on {placement.drafter}" if placement.drafter else ""
+    devices = world() if placement.verifier == "tp" else max(1, torch.cuda.device_count())
+    return {"placement": f"{placement.verifier}{beside}", "devices": devices}
+
+
+def copy_of(embedding: nn.Module) -> nn.Module:
+    """A model's input embedding for a drafter on another device, which would else take the model's own with it."""
+    if any(weight.is_meta for weight in embedding.parameters()):
+        raise ValueError(
+            "device.placement: the verifier's embedding is kept off its device; raise max_memory of the first one"
+        )
+    copied = deepcopy(embedding)
+    for name in ("_hf_hook", "_old_forward"):  # accelerate's, which would bring rows back to the original's device
+        vars(copied).pop(name, None)
+    vars(copied).pop("forward", None)
+    return copied
 
 
 def check_ranks(config: Any) -> None:

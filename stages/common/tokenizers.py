@@ -11,7 +11,7 @@ template that takes no date as an argument is given a clock that stands still: {
 import hashlib
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from datetime import datetime
 from pathlib import Path
 from typing import Any
@@ -23,7 +23,6 @@ from stages.common import hub
 TEMPLATE = "template.json"
 CLOCK = "strftime_now"  # what templates call for the date, and the name of the setting that stops it
 CALL = re.compile(CLOCK + r"""\(\s*(['"])(.*?)\1\s*\)""")
-Settings = Mapping[str, str | int | float | bool]
 
 
 class Tokenizer:
@@ -97,12 +96,6 @@ class Tokenizer:
 
 def load_tokenizer(folder: Path) -> Tokenizer:
     return Tokenizer(folder)
-
-
-def write_template(folder: Path, settings: Settings) -> None:
-    """Keep the arguments of the chat template in a tracked model folder; nothing is written if there are none."""
-    if settings:
-        (folder / TEMPLATE).write_text(json.dumps(dict(settings), indent=1, sort_keys=True) + "\n")
 
 
 def _stopped(template: str, date: str, path: Path) -> str:

@@ -53,7 +53,7 @@ def write_features(profile: str, params: Params, device: entry.Device) -> None:
         CODE,
     )
     unfinished = scratch.scratch_folder(mark)
-    verifier = load_verifier(folder, dtype=dtype, device=device.name)
+    verifier = load_verifier(folder, dtype=dtype, device=device.name, placement=device.placement)
     files: dict[str, str] = {}
     with tqdm(total=len(rows), desc="features", unit="text", mininterval=5) as bar:
         for start in range(0, len(rows), params.shard_size):
@@ -73,7 +73,7 @@ def write_features(profile: str, params: Params, device: entry.Device) -> None:
 
 def read(verifier: Verifier, row: dict[str, Any], layers: Sequence[int]) -> Tensor:
     """[T, C]: the hidden states at every token of one trajectory."""
-    taps, ids = Taps(verifier.body, layers), [*row["prompt_ids"], *row["output_ids"]]
+    taps, ids = Taps(verifier.body, layers, verifier.device), [*row["prompt_ids"], *row["output_ids"]]
     try:
         verifier.prefill(ids, verifier.new_cache(len(ids)))
         taps.keep()

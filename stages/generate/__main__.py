@@ -15,7 +15,7 @@ from stages.evaluate import harness
 from stages.evaluate.contract import Sampling, Text
 from stages.evaluate.engine import Engine
 from stages.evaluate.harness import Prompt, Shared
-from stages.evaluate.parts import load_models, method_drafter, method_module
+from stages.evaluate.parts import drafter_device, load_models, method_drafter, method_module
 
 DRAFTED, OWN, PLAIN = "\033[32m", "\033[33m", "\033[0m"
 
@@ -31,7 +31,7 @@ def main(argv: list[str] | None = None) -> None:
     method = module.build(load(module.Params, args.profile, "evaluate", args.method), drafter)
     settings = Sampling(temperature=shared.temperature, top_k=shared.top_k, top_p=shared.top_p, seed=load(int, "seed"))
     limit = shared.max_new_tokens if args.max_new_tokens is None else args.max_new_tokens
-    engine = Engine(verifier, settings, max_new_tokens=limit)
+    engine = Engine(verifier, settings, max_new_tokens=limit, drafter_device=drafter_device(device))
     prompt = Prompt(id=args.question, split="", ids=tuple(tokenizer.encode_prompt([args.question])))
     harness.warm_up(engine, method, prompt, shared)
 

@@ -33,7 +33,13 @@ CODE = [
 
 
 def main(run: entry.Run) -> None:
-    sweep(run.profile, run.sweep, run.device(), seed=load(int, "seed"))
+    device = run.device()
+    if device.placement is not None and device.placement.verifier == "tp":
+        raise ValueError(
+            f"{run.profile}.device.placement.verifier: tp is for cells alone: ranks would not agree on which points a "
+            "killed sweep has finished; write auto for a profile with sweeps"
+        )
+    sweep(run.profile, run.sweep, device, seed=load(int, "seed"))
 
 
 def sweep(profile: str, name: str, device: entry.Device, *, seed: int) -> None:
