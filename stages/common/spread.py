@@ -84,6 +84,12 @@ def copy_of(embedding: nn.Module) -> nn.Module:
     return copied
 
 
+def refuse_ranks(placement: Placement | None, what: str) -> None:
+    """ValueError for a tensor-parallel verifier where several processes would get in each other's way."""
+    if placement is not None and placement.verifier == "tp":
+        raise ValueError(f"device.placement.verifier: tp is for cells, not for {what}; write auto")
+
+
 def check_ranks(config: Any) -> None:
     """ValueError unless so many ranks can share the heads of such a model."""
     ranks, heads, key_heads = world(), config.num_attention_heads, config.num_key_value_heads

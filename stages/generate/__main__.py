@@ -9,7 +9,7 @@ length and the speed-up over vanilla steps timed within the same text. Reads wha
 import argparse
 import sys
 
-from stages.common import entry
+from stages.common import entry, spread
 from stages.common.params import keys_at, load, profiles
 from stages.evaluate import harness
 from stages.evaluate.contract import Sampling, Text
@@ -26,6 +26,7 @@ def main(argv: list[str] | None = None) -> None:
     entry.set_threads(device.threads)
     shared = load(Shared, args.profile, "evaluate", "shared")
     module = method_module(args.method)
+    spread.refuse_ranks(device.placement, "a terminal")
     verifier, tokenizer = load_models(args.profile, device)
     drafter, _ = method_drafter(args.profile, args.method, verifier, tokenizer, device)
     method = module.build(load(module.Params, args.profile, "evaluate", args.method), drafter)

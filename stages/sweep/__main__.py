@@ -18,7 +18,7 @@ from typing import Any
 from tqdm import tqdm
 
 import kernels
-from stages.common import entry, provenance, scratch, store, studies, sweeps
+from stages.common import entry, provenance, scratch, spread, store, studies, sweeps
 from stages.common.params import load
 from stages.evaluate.__main__ import refuse_differences
 from stages.sweep.bench import Bench, Plan, Point, read_plan
@@ -34,11 +34,7 @@ CODE = [
 
 def main(run: entry.Run) -> None:
     device = run.device()
-    if device.placement is not None and device.placement.verifier == "tp":
-        raise ValueError(
-            f"{run.profile}.device.placement.verifier: tp is for cells alone: ranks would not agree on which points a "
-            "killed sweep has finished; write auto for a profile with sweeps"
-        )
+    spread.refuse_ranks(device.placement, "sweeps")  # ranks would not agree on what a killed one has finished
     sweep(run.profile, run.sweep, device, seed=load(int, "seed"))
 
 

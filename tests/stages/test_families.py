@@ -62,9 +62,19 @@ def greedy(model, prompt, count):
 
 @pytest.mark.parametrize("kind", ["llama", "qwen2", "gemma", *FURTHER])
 def test_vanilla_writes_what_transformers_writes(kind):
-    """For a copy with the generation settings of a chat model: none of them is applied here."""
     prompt = prompt_of(9, seed=2)
     assert vanilla_text(tiny_verifier(kind), prompt, limit=14) == greedy(causal_lm(kind, copy=1), prompt, 14)
+
+
+def test_generation_settings_of_a_folder_are_never_applied(tmp_path):
+    """But for what ends a text: a chat model's own penalty, top-k and temperature are not asked for here."""
+    model, prompt = tiny.build_tiny("llama", seed=1), prompt_of(9, seed=2)
+    plain = greedy(model, prompt, 14)
+    settings = {"repetition_penalty": 1.9, "do_sample": True, "temperature": 5.0, "top_k": 3, "min_new_tokens": 9}
+    model.generation_config.update(**settings, eos_token_id=plain[5])
+    tiny.save_tiny(tmp_path, model)
+    verifier = load_verifier(tmp_path, dtype=torch.float32, packed=False)
+    assert vanilla_text(verifier, prompt, limit=14) == plain[: plain.index(plain[5]) + 1]
 
 
 @torch.inference_mode()

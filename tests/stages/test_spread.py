@@ -8,6 +8,7 @@ import json
 import os
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -16,13 +17,14 @@ import torch
 from accelerate import dispatch_model
 
 from kernels.spread import SplitKVCache
-from stages.common import entry, parallel, provenance, spread, tiny
+from stages.common import entry, parallel, provenance, spread, store, tiny
 from stages.common.decode import decode_batch
 from stages.common.drafters import prune
 from stages.common.entry import Placement
 from stages.common.models import Verifier, load_causal_lm, load_verifier
 from stages.common.params import ParamError, load
 from stages.evaluate import parts
+from tests.stages import laboratory
 from tests.stages.scripted import (
     causal_lm,
     engine_of,
@@ -180,8 +182,63 @@ def test_ranks_must_divide_the_heads(tmp_path, monkeypatch):
     assert not spread.writes()
 
 
+@pytest.fixture
+def profile(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    laboratory.prepare()
+
+
+def test_a_pinned_drafter_goes_where_params_say(profile):
+    apart = replace(laboratory.DEVICE, placement=Placement(verifier="one", drafter="cpu"))
+    folder, texts, words = store.drafter_folder(laboratory.PROFILE, "streak"), [], []
+    for device in (laboratory.DEVICE, apart):
+        verifier, tokenizer = parts.load_models(laboratory.PROFILE, device)
+        drafter, _ = parts.load_pinned(laboratory.PROFILE, folder, parts.WINDOW, verifier, tokenizer, device)
+        words.append(drafter.body.embed_tokens is verifier.body.embed_tokens)
+        engine = engine_of(verifier)
+        engine.drafter_device = parts.drafter_device(device)
+        method = method_of("specdiff2_tree", drafter)
+        texts.append(engine.decode(prompt_of(9), method, prompt_id="p").output_ids)
+        assert parts.transfers(engine) == ({"moved_bytes": engine.moved_bytes} if device is apart else {})
+    assert words == [True, False]
+    assert texts[0] == texts[1]
+    ranks = replace(laboratory.DEVICE, placement=Placement(verifier="tp"))
+    with pytest.raises(ValueError, match=r"this drafter reads the verifier's keys.*adapt\.prefix: own"):
+        parts.load_pinned(laboratory.PROFILE, folder, parts.WINDOW, verifier, tokenizer, ranks)
+    with pytest.raises(ValueError, match="tp is for cells, not for sweeps"):
+        spread.refuse_ranks(ranks.placement, "sweeps")
+
+
+def run(script, *arguments, cwd=ROOT):
+    done = subprocess.run(
+        [sys.executable, *script, *arguments],
+        env=os.environ | {"PYTHONPATH": f"{ROOT}:{os.environ.get('PYTHONPATH', '')}", "OMP_NUM_THREADS": "1"},
+        **{"capture_output": True, "text": True, "timeout": 300, "check": False, "cwd": cwd},
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+
+
+@pytest.mark.slow
+def test_the_stage_starts_its_ranks_and_one_of_them_writes(profile, tmp_path):
+    path = Path("params.yaml")
+    document = json.loads(path.read_text())
+    document[laboratory.PROFILE]["device"] = vars(laboratory.DEVICE) | {"placement": {"verifier": "tp", "processes": 2}}
+    path.write_text(json.dumps(document | {"methods": ["prompt_lookup"], "benchmarks": [laboratory.BENCHMARK]}))
+    files = [store.cell_file(laboratory.PROFILE, laboratory.BENCHMARK, name) for name in ("vanilla", "prompt_lookup")]
+    (manifest := store.manifest_file(laboratory.PROFILE, "prompt_lookup")).parent.mkdir(parents=True)
+    manifest.write_text(json.dumps({"drafter": None}))
+    wanted = [row["output_ids"] for row in store.read_parquet(files[0], store.CELLS)]
+    files[0].unlink()
+    for file in files:
+        run(["-m", "stages.evaluate"], laboratory.PROFILE, laboratory.BENCHMARK, file.stem, cwd=tmp_path)
+        assert [row["output_ids"] for row in store.read_parquet(file, store.CELLS)] == wanted
+    stamp = store.read_provenance(files[1])["stamp"]
+    assert (stamp["placement"], stamp["devices"]) == ("tp", 2)
+
+
 RANKS = """
 import json, os, sys, torch
+from dataclasses import replace
 from pathlib import Path
 from stages.common.drafters import prune
 from stages.common.entry import Placement
@@ -210,16 +267,8 @@ def test_two_ranks_write_the_text_of_one(tmp_path, kind):
     tiny.save_tiny(tmp_path, causal_lm(kind, copy=1))
     script = tmp_path / "ranks.py"
     script.write_text(RANKS)
-    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
-    done = subprocess.run(
-        [*torchrun, str(script), str(tmp_path), kind],
-        env=os.environ | {"PYTHONPATH": f"{ROOT}:{os.environ.get('PYTHONPATH', '')}", "OMP_NUM_THREADS": "1"},
-        capture_output=True,
-        text=True,
-        timeout=300,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr[-3000:]
+    torchrun = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
+    run(torchrun, str(script), str(tmp_path), kind)
     whole = load_verifier(tmp_path, dtype=torch.float32, packed=False)
     prompt = prompt_of(13)
     wanted = [vanilla_text(whole, prompt, temperature=t, limit=12) for t in (0.0, 0.7)]
