@@ -1,5 +1,7 @@
 """Families of models: each scores and continues texts as transformers does, over windows, scales, caps and wrappers."""
 
+from hashlib import sha256
+
 import pytest
 import torch
 from torch import nn
@@ -19,9 +21,12 @@ from transformers.models.auto.modeling_auto import AutoModelForCausalLM
 
 from kernels.cache import RaggedKVCache
 from kernels.tree import Tree
-from stages.common import bodies, probe, tiny
+from kernels.window import causal_mask
+from stages.common import bodies, hub, probe, tiny
 from stages.common.decode import decode_batch
-from stages.common.models import Verifier, load_verifier, pruned_body
+from stages.common.eagle import EagleHead
+from stages.common.models import Verifier, config_digest, load_verifier, pruned_body
+from stages.common.tokenizers import load_tokenizer
 from tests.stages.scripted import FURTHER, causal_lm, engine_of, full_logits, prompt_of, tiny_verifier, vanilla_text
 
 SIZES = {
@@ -180,6 +185,37 @@ def test_a_text_ends_where_its_frequencies_would_change():
     assert bodies.reach(LlamaConfig(**SIZES, rope_parameters=rope)) == 64
     assert bodies.reach(LlamaConfig(**SIZES)) == 128
     assert bodies.reach(tiny.build_tiny("gemma3", seed=0).config) == 256
+
+
+@torch.inference_mode()
+@pytest.mark.parametrize("kind", ["mistral", "gemma3"])
+def test_a_head_of_one_layer_sees_the_whole_text(kind):
+    """Although the verifier's layer that it starts from slides: its rows do not stand in a cache by their places."""
+    verifier = tiny_verifier(kind, layers=3)
+    torch.manual_seed(0)
+    head = EagleHead.build(verifier, reads=(-1,), d2t=torch.arange(tiny.VOCABULARY), layer=1)
+    head.begin(prompt_of(9))
+    words, states = torch.tensor([prompt_of(20)]), torch.randn(1, 20, verifier.width)
+    places, sees = torch.arange(20)[None], causal_mask(cached=0, new=20)
+    before = head(words, states, places, sees)[0, -1]
+    states[0, 0] = -states[0, 0]
+    assert not torch.equal(head(words, states, places, sees)[0, -1], before)
+
+
+@torch.inference_mode()
+def test_a_model_of_the_hub_is_read_from_where_its_files_are(tmp_path, monkeypatch):
+    """The tracked folder holds a manifest and the template's settings; all the rest is elsewhere."""
+    tracked, cache = tmp_path / "tracked", tmp_path / "cache"
+    tiny.save_tiny(cache, causal_lm("qwen3", copy=1))
+    tracked.mkdir()
+    monkeypatch.setattr(hub, "local_folder", lambda folder: {tracked: cache}[folder])
+    verifier = load_verifier(tracked, dtype=torch.float32, packed=False)
+    assert verifier.end_ids == set(tiny.END_IDS)
+    assert config_digest(tracked) == sha256((cache / "config.json").read_bytes()).hexdigest()
+    assert load_tokenizer(tracked).size == tiny.VOCABULARY
+    (tracked / "template.json").write_text('{"tools": 1, "nothing": 2}')
+    with pytest.raises(ValueError, match="asks for nothing named tools, nothing"):
+        load_tokenizer(tracked)
 
 
 class TestProbe:
