@@ -18,9 +18,8 @@ import torch
 from kernels import objectives
 from stages.common import entry, provenance, scratch, store, studies, training, windows
 from stages.common.drafters import DrafterCard, Prefix, prune, save_drafter
-from stages.common.models import config_digest, end_ids_of, load_causal_lm
+from stages.common.models import config_digest, end_ids_of, load_causal_lm, load_tokenizer
 from stages.common.params import Count, ParamError, keys_at, load
-from stages.common.tokenizers import load_tokenizer
 from stages.common.training import Training
 from stages.common.validation import Validation
 
