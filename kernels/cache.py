@@ -27,6 +27,7 @@ class KVCache:
         self.capacity = capacity
         self.length = 0
         self.in_flight = 0
+        self.unread = 0  # committed rows from here on are not in a mirror yet (kernels/spread.py)
         self.kv_L2BHCD: Tensor | None = None
 
     def update(
@@ -64,6 +65,12 @@ class KVCache:
             raise ValueError(f"cannot roll back to {length}: the cache holds {self.length} rows")
         self.length = length
         self.in_flight = 0
+        self.unread = min(self.unread, length)
+
+    def rows(self, layers: Sequence[int], start: int) -> Tensor:
+        """[L, 2, B, H, T - start, D]: a copy of the committed rows of these layers from `start` on."""
+        assert self.kv_L2BHCD is not None, "nothing was cached yet"
+        return self.kv_L2BHCD[list(layers), :, :, :, start : self.length]
 
     def lend(self, layers: Sequence[int]) -> "LentCache":
         """These layers, for a reader that drafts behind the committed rows."""

@@ -23,8 +23,9 @@ from stages.common.drafters import Drafter
 from stages.common.features import Features
 from stages.common.fed import FedDrafter
 from stages.common.heads import HeadCard, save_head
-from stages.common.models import config_digest, load_tokenizer, load_verifier
+from stages.common.models import config_digest, load_verifier
 from stages.common.params import Count, Natural, NonNegative, Share
+from stages.common.tokenizers import load_tokenizer
 from stages.common.validation import Row, Validation, validate
 from stages.common.windows import Example
 

@@ -28,7 +28,8 @@ from stages.common.eagle import OneLayer
 from stages.common.eagle_rows import measure
 from stages.common.features import Features, features_folder
 from stages.common.heads import HeadCard, save_head
-from stages.common.models import Verifier, config_digest, load_tokenizer, load_verifier
+from stages.common.models import Verifier, config_digest, load_verifier
+from stages.common.tokenizers import load_tokenizer
 from stages.common.validation import Validation
 from stages.common.windows import Example
 

@@ -26,8 +26,9 @@ from stages.baselines import fit
 from stages.baselines.fit import Fitting
 from stages.common import drafters, entry, models, optimizers, provenance, scratch, store, training, validation, windows
 from stages.common.drafters import Drafter, DrafterCard, prune, save_drafter
-from stages.common.models import config_digest, end_ids_of, load_causal_lm, load_tokenizer
+from stages.common.models import config_digest, end_ids_of, load_causal_lm
 from stages.common.params import Count
+from stages.common.tokenizers import load_tokenizer
 from stages.common.validation import Row, Validation
 from stages.common.windows import Example
 

@@ -36,8 +36,9 @@ from stages.common import (
 from stages.common.features import Features, features_folder
 from stages.common.heads import HeadCard, save_head
 from stages.common.medusa import READS, WindowHeads
-from stages.common.models import config_digest, end_ids_of, load_tokenizer, load_verifier
+from stages.common.models import config_digest, end_ids_of, load_verifier
 from stages.common.params import Count, Share
+from stages.common.tokenizers import load_tokenizer
 from stages.common.validation import Row, Validation
 from stages.common.windows import Example
 

@@ -76,6 +76,11 @@ def decode_batch(
     ValueError for an empty or overlong prompt, or a layer that the verifier does not have.
     """
     _check(prompts, keys, verifier.context_limit, batch_size)
+    if verifier.split is not None:
+        raise ValueError(
+            "device.placement.verifier: auto decodes one text at a time; for many at once write tp, one, or "
+            "trajectories.engine: {name: vllm, ...}"
+        )
     if any(not 0 <= layer < verifier.num_layers for layer in keep_layers):
         raise ValueError(f"keep_layers: {list(keep_layers)} are not layers of a model with {verifier.num_layers}")
     done: list[Decoded | None] = [None] * len(prompts)

@@ -22,9 +22,10 @@ import torch
 from torch import Tensor, nn
 
 from kernels.cache import KVCache
+from stages.common.bodies import Cache
 from stages.common.features import Taps
 from stages.common.heads import Head
-from stages.common.models import Cache, CausalModel, Verifier, empty_body
+from stages.common.models import CausalModel, Verifier, empty_body
 
 
 class OneLayer(Head):
@@ -139,11 +140,17 @@ class Eagle3Head(OneLayer):
 
 
 def _one_layer(verifier: Verifier, layer: int) -> Any:
-    """An untrained body of one layer that is fed rows, not ids; settings listed layer by layer are that layer's."""
+    """An untrained body of one layer that is fed rows, not ids; settings listed layer by layer are that layer's.
+
+    It sees the whole text even where the verifier's layer slides: in training and in a growing tree its rows do not
+    stand in a cache by their places.
+    """
     config = verifier.body.config.to_dict()
     for name, value in config.items():
         if "layer" in name and isinstance(value, list) and len(value) == verifier.num_layers:
             config[name] = [value[layer]]
+    if config.get("sliding_window") is not None:
+        config["sliding_window"] = None
     return empty_body(config | {"num_hidden_layers": 1}, nn.Identity())
 
 

@@ -18,9 +18,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from stages.common.bodies import Cache
 from stages.common.eagle import OneLayer
 from stages.common.features import Features
-from stages.common.models import Cache
 from stages.common.validation import Row
 from stages.common.windows import Example
 

@@ -11,12 +11,22 @@ traceback instead.
 import gc
 import sys
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
 from stages import COLLECT
 from stages.common.params import PARAMS, Natural, load, profiles
+
+
+@dataclass(frozen=True, kw_only=True)
+class Placement:
+    """How a verifier too large for one device is laid out, and where its drafter lives (stages/common/spread.py)."""
+
+    verifier: Literal["one", "auto", "tp"]
+    drafter: str = ""  # a torch device, such as cuda:1; "": beside the verifier
+    max_memory: dict[str, str] = field(default_factory=dict)  # of `auto`: by device ("0", "cpu"), such as 70GiB
+    processes: Natural = 0  # of `tp`; 0: one for each GPU
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -26,6 +36,7 @@ class Device:
     name: Literal["cpu", "cuda"]
     dtype: Literal["float32", "bfloat16", "auto"]
     threads: Natural
+    placement: Placement | None = None
 
 
 @dataclass(frozen=True, kw_only=True)

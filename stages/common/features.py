@@ -34,14 +34,16 @@ class Taps:
     """Listens to some layers of a decoder body and keeps the rows that its cache keeps.
 
     The rows of every pass since the last `keep` or `drop` are in flight, in order; `keep` says which of them stay.
+    device: where they are kept, if layers are on several.
     """
 
-    def __init__(self, body: Any, layers: Sequence[int]) -> None:
+    def __init__(self, body: Any, layers: Sequence[int], device: torch.device | None = None) -> None:
         total = len(body.layers) if layers else 0
         if wrong := [layer for layer in layers if not FINAL <= layer < total]:
             raise ValueError(f"no layers {wrong}: there are 0 to {total - 1}, and {FINAL} behind the last norm")
         self._in_flight: list[list[Tensor]] = [[] for _ in layers]
         self._kept: list[Tensor] = []
+        self._device = device
         modules = [body.norm if layer == FINAL else body.layers[layer] for layer in layers]
         self._hooks = [module.register_forward_hook(self._listener(column)) for column, module in enumerate(modules)]
 
@@ -49,7 +51,7 @@ class Taps:
         def listen(_module: Any, _inputs: Any, output: Any) -> None:
             hidden_BND = output[0] if isinstance(output, tuple) else output
             assert hidden_BND.shape[0] == 1, "taps follow one text"
-            self._in_flight[column].append(hidden_BND[0])
+            self._in_flight[column].append(hidden_BND[0] if self._device is None else hidden_BND[0].to(self._device))
 
         return listen
 

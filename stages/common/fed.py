@@ -21,8 +21,9 @@ from torch import Tensor, nn
 
 from kernels.cache import KVCache
 from kernels.window import decoding_mask
+from stages.common.bodies import Cache
 from stages.common.heads import Head
-from stages.common.models import Cache, CausalModel, Verifier, empty_body
+from stages.common.models import CausalModel, Verifier, empty_body
 
 KNOWN = ("gemma", "llama", "qwen2")  # whose attention layers make keys and values as `keys_values` does (a test)
 

@@ -20,7 +20,8 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
-from stages.common.models import Verifier, can_pack, pack_linears
+from stages.common.models import Verifier
+from stages.common.packing import can_pack, pack_linears
 
 
 @dataclass(frozen=True, kw_only=True)

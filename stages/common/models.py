@@ -1,83 +1,34 @@
-"""Verifiers, drafters and tokenizers: the only place that imports transformers for work.
+"""Verifiers and what drafters are cut from: causal LMs of transformers, run over explicit rows.
 
-`CausalModel` runs any causal LM of transformers over explicit rows: ids or embeddings, positions, a boolean attention
-pattern and a `KVCache`. `Verifier` adds the head and what stops a text. `Drafter` is a depth-pruned copy of the
-verifier that reads mask rows and speaks a draft vocabulary (`d2t` / `t2d`, as in EAGLE-3).
+`CausalModel` runs a decoder body over ids or embeddings, positions, a boolean attention pattern and a `KVCache`.
+`Verifier` adds the head and what stops a text. Where layers lie on several devices, rows enter and scores leave at the
+embedding's (`CausalModel.device`).
 
 Letters: B batch, N rows, T rows seen, V vocabulary, D width.
 """
 
 import hashlib
 import inspect
-import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Self
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
-from transformers import AttentionInterface, AutoConfig, AutoModelForCausalLM, AutoTokenizer, GenerationConfig
+from transformers import AutoConfig, AutoModelForCausalLM, GenerationConfig
+from transformers.distributed.configuration_utils import DistributedConfig
 from transformers.utils import logging as hf_logging
 
-from kernels.cache import FixedCache, KVCache, LentCache, RaggedKVCache
+from kernels.cache import KVCache
+from kernels.spread import SplitKVCache
 from kernels.window import additive, causal_mask
+from stages.common import bodies, hub, probe, spread
+from stages.common.bodies import ATTENTION, SLIDING, Cache, check_parts, nearby
+from stages.common.entry import Placement
+from stages.common.packing import can_pack, pack_linears
+from stages.common.tokenizers import load_tokenizer
 
-Cache = KVCache | RaggedKVCache | LentCache | FixedCache  # what attention layers may be given: they ask for `update`
-HEAD_SETTINGS = {"logits_scaling": 1, "logit_scale": 1, "final_logit_softcapping": None}  # of a plain linear head
-ATTENTION = "grouped_sdpa"
 hf_logging.disable_progress_bar()
-
-
-def grouped_attention(
-    module: Any,
-    q_BHND: Tensor,
-    k_BJTD: Tensor,
-    v_BJTD: Tensor,
-    bias: Tensor | None,
-    *,
-    scaling: float,
-    **_: Any,
-) -> tuple[Tensor, None]:
-    """Scaled dot-product attention with the query heads of one key head packed as rows: keys are never copied.
-
-    q has H heads, k and v have J; head h reads key head h // (H / J). The bias, [B or 1, 1, (H / J) N, T], is packed
-    the same way, once a pass and not once a layer (`CausalModel.rows`).
-    """
-    B, H, N, D = q_BHND.shape
-    J, group = k_BJTD.shape[1], H // k_BJTD.shape[1]
-    out = F.scaled_dot_product_attention(
-        q_BHND.reshape(B, J, group * N, D), k_BJTD, v_BJTD, attn_mask=bias, scale=scaling
-    )
-    return out.reshape(B, H, N, D).transpose(1, 2), None
-
-
-AttentionInterface.register(ATTENTION, grouped_attention)
-
-
-class PackedLinear(nn.Module):
-    """A frozen linear layer in oneDNN's blocked layout: its weights are read once a pass, not repacked by every one.
-
-    On CPUs a plain float32 product with 2 to 16 rows costs about twice one row; packed it costs 1.1 to 1.6 times.
-    """
-
-    def __init__(self, linear: nn.Linear, *, rows: int) -> None:
-        super().__init__()
-        self.in_features, self.out_features = linear.in_features, linear.out_features
-        self.bias = linear.bias
-        self.packed = torch.ops.mkldnn._reorder_linear_weight(linear.weight.detach(), rows)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return torch.ops.mkldnn._linear_pointwise(x, self.packed, self.bias, "none", [], "")
-
-
-def pack_linears(module: nn.Module, *, rows: int = 16) -> None:
-    """Replace every linear layer below `module` by its packed twin (CPU, inference only)."""
-    for name, child in module.named_children():
-        if isinstance(child, nn.Linear):
-            setattr(module, name, PackedLinear(child, rows=rows))
-        else:
-            pack_linears(child, rows=rows)
 
 
 def resolve_dtype(name: str, device: str) -> torch.dtype:
@@ -101,29 +52,36 @@ def _cache_keyword(model: nn.Module) -> str:
 
 
 class CausalModel(nn.Module):
-    """A decoder body of transformers, run over explicit rows. What a pass remembers is in the cache it is given."""
+    """A decoder body of transformers, run over explicit rows. What a pass remembers is in the cache it is given.
 
-    def __init__(self, body: Any) -> None:
+    split: where its layers compute, if that is not one device.
+    """
+
+    def __init__(self, body: Any, *, split: spread.Split | None = None) -> None:
         super().__init__()
-        sliding = getattr(body.config, "layer_types", None) or ()
-        if any(kind != "full_attention" for kind in sliding):
-            raise ValueError(
-                f"{body.config.model_type}: layers of kind {sorted(set(sliding))} need a mask per layer, which tree "
-                "verification does not build yet; use a model whose layers all attend fully"
-            )
+        check_parts(body)
+        kinds = bodies.layer_kinds(body.config)
         body.set_attn_implementation(ATTENTION)
         self.body = body
+        self.split = split
         self.group = body.config.num_attention_heads // body.config.num_key_value_heads
         self.num_layers: int = body.config.num_hidden_layers
-        self.context_limit: int = body.config.max_position_embeddings
+        self.context_limit: int = bodies.reach(body.config)
+        self._kinds = sorted(set(kinds))
+        self._window: int | None = body.config.sliding_window if SLIDING in kinds else None
+        self._by_kind = SLIDING in kinds and getattr(body.config, "layer_types", None) is not None
         self._cache_keyword = _cache_keyword(body)
 
     def _apply(self, fn: Any, recurse: bool = True) -> Self:
-        """As any module moves, but for the rotary frequencies: rounded ones would turn far places by wrong angles."""
-        exact = dict(self.body.rotary_emb.named_buffers())
+        """As any module moves, but for what is computed once, such as rotary frequencies: it is never rounded.
+
+        Rounded frequencies would turn far places by wrong angles.
+        """
+        exact = {name: buffer for name, buffer in self.body.named_buffers() if buffer.is_floating_point()}
         super()._apply(fn, recurse)
-        for name, frequencies in exact.items():
-            setattr(self.body.rotary_emb, name, frequencies.to(self.device))
+        for name, buffer in exact.items():
+            owner, _, own_name = name.rpartition(".")
+            setattr(self.body.get_submodule(owner), own_name, buffer.to(self.device))
         return self
 
     @property
@@ -136,9 +94,16 @@ class CausalModel(nn.Module):
 
     @property
     def device(self) -> torch.device:
-        return self.body.norm.weight.device
+        return self.body.norm.weight.device if self.split is None else self.split.home
+
+    @property
+    def devices(self) -> tuple[torch.device, ...]:
+        """Every device that it computes on, once."""
+        return (self.device,) if self.split is None else tuple(dict.fromkeys((self.split.home, *self.split.layers)))
 
     def new_cache(self, capacity: int) -> KVCache:
+        if self.split is not None:
+            return SplitKVCache(self.split.layers, capacity=capacity)
         return KVCache(layers=self.num_layers, capacity=capacity)
 
     def rows(self, embeds_BND: Tensor, positions_BN: Tensor, sees: Tensor, cache: Cache | None = None) -> Tensor:
@@ -146,81 +111,48 @@ class CausalModel(nn.Module):
 
         sees: bool [N, T] or [B, N, T], T the cached rows and then the rows of this pass.
         """
-        bias = additive(sees, embeds_BND.dtype)
-        bias_B1NT = bias[None, None] if bias.dim() == 2 else bias[:, None]
-        packed = bias_B1NT.repeat(1, 1, self.group, 1)
+        masks: dict[str, Tensor] = {}
+        for kind in self._kinds:
+            near = sees if kind != SLIDING or not self._window else nearby(sees, positions_BN, self._window, cache)
+            masks[kind] = self._packed(near, embeds_BND.dtype)
+        mask = masks if self._by_kind else masks[self._kinds[0]]
         kwargs = {self._cache_keyword: cache, "use_cache": cache is not None}
-        out = self.body(inputs_embeds=embeds_BND, attention_mask=packed, position_ids=positions_BN, **kwargs)
+        out = self.body(inputs_embeds=embeds_BND, attention_mask=mask, position_ids=positions_BN, **kwargs)
         return out.last_hidden_state
 
-
-class Tokenizer:
-    """The verifier's tokenizer and what the rest of the project asks of it."""
-
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
-        self._inner = AutoTokenizer.from_pretrained(folder)
-        if self._inner.chat_template is None:
-            raise ValueError(f"{folder}: the tokenizer has no chat template; add chat_template.jinja to the folder")
-        self.size = len(self._inner)
-
-    def encode_prompt(self, turns: Sequence[str]) -> list[int]:
-        """Ids of the chat so far (user and assistant in turn) up to the place where the assistant speaks.
-
-        Rendered and tokenised in one call, so that a beginning-of-text id never comes twice.
-        """
-        roles = ("user", "assistant")
-        chat = [{"role": roles[i % 2], "content": text} for i, text in enumerate(turns)]
-        ids = self._inner.apply_chat_template(chat, add_generation_prompt=True, tokenize=True, return_dict=False)
-        return [int(i) for i in ids]
-
-    def encode(self, text: str) -> list[int]:
-        """Ids of a text that already carries its special tokens; none are added."""
-        return [int(i) for i in self._inner(text, add_special_tokens=False)["input_ids"]]
-
-    def user_turn_prefix(self) -> list[int]:
-        """Ids of a chat up to the place where the user speaks (the bare template of Magpie, arXiv 2406.08464)."""
-        marker = "\u2063user-turn\u2063"
-        text = self._inner.apply_chat_template([{"role": "user", "content": marker}], tokenize=False)
-        if marker not in text:
-            raise ValueError(f"{self.folder}: the chat template rewrites what the user says")
-        return self.encode(text[: text.index(marker)])
-
-    def decode(self, ids: Sequence[int], *, skip_special: bool = True) -> str:
-        return self._inner.decode(list(ids), skip_special_tokens=skip_special)
-
-    def fingerprint(self) -> str:
-        """Hash of the id-to-token map: two models speak the same ids only where it is equal."""
-        vocabulary = sorted(self._inner.get_vocab().items(), key=lambda item: item[1])
-        return hashlib.sha256(json.dumps(vocabulary).encode()).hexdigest()
-
-
-def load_tokenizer(folder: Path) -> Tokenizer:
-    return Tokenizer(folder)
+    def _packed(self, sees: Tensor, dtype: torch.dtype) -> Tensor:
+        """A pattern as the bias that `grouped_attention` takes."""
+        bias = additive(sees, dtype)
+        bias_B1NT = bias[None, None] if bias.dim() == 2 else bias[:, None]
+        return bias_B1NT.repeat(1, 1, self.group, 1)
 
 
 class Verifier(CausalModel):
     """The model whose distribution is kept: body, head in float32 scores, vocabulary of real ids, end ids."""
 
-    def __init__(self, causal_lm: Any, *, vocab_size: int, end_ids: Sequence[int]) -> None:
-        super().__init__(causal_lm.model)
+    def __init__(
+        self, causal_lm: Any, *, vocab_size: int, end_ids: Sequence[int], split: spread.Split | None = None
+    ) -> None:
+        super().__init__(getattr(causal_lm, "model", causal_lm), split=split)
         config = causal_lm.config
-        for name, plain in HEAD_SETTINGS.items():
-            if getattr(config, name, plain) != plain:
-                raise ValueError(
-                    f"{config.model_type}: {name} is {getattr(config, name)}: a head that scales or caps its scores is "
-                    "not built yet; use a model with a plain linear head"
-                )
         self.lm_head: nn.Module = causal_lm.lm_head
         self.vocab_size = vocab_size
         self.end_ids = frozenset(end_ids)
+        times, divided_by = (getattr(config, name, None) or 1 for name in ("logit_scale", "logits_scaling"))
+        self._scale: float = times / divided_by
+        self._cap: float | None = getattr(config, "final_logit_softcapping", None)
 
     def embed(self, ids_BN: Tensor) -> Tensor:
         return self.body.embed_tokens(ids_BN)
 
     def logits(self, hidden_XD: Tensor) -> Tensor:
         """Float32 scores over the tokenizer's real ids. Padded rows of the head can never be emitted."""
-        return self.lm_head(hidden_XD)[..., : self.vocab_size].float()
+        scores_XV = self.lm_head(hidden_XD)[..., : self.vocab_size].float()
+        if self.split is not None:
+            scores_XV = scores_XV.to(self.device)
+        if self._scale != 1:
+            scores_XV = scores_XV * self._scale
+        return scores_XV if self._cap is None else self._cap * torch.tanh(scores_XV / self._cap)
 
     def forward(self, ids_BN: Tensor, positions_BN: Tensor, sees: Tensor, cache: Cache | None = None) -> Tensor:
         return self.rows(self.embed(ids_BN), positions_BN, sees, cache)
@@ -241,11 +173,17 @@ class Verifier(CausalModel):
 
 
 def end_ids_of(folder: Path) -> list[int]:
-    """Every id that ends a text: the model's generation settings, which name more than the tokenizer does."""
+    """Every id that ends a text: the model's generation settings, which name more than the tokenizer does.
+
+    Where they name none the model's configuration does. A model without any runs to the limit of tokens.
+    """
+    folder = hub.local_folder(folder)
     try:
         ids = GenerationConfig.from_pretrained(folder).eos_token_id
     except OSError:
-        ids = AutoConfig.from_pretrained(folder).eos_token_id
+        ids = None
+    if ids is None:
+        ids = AutoConfig.from_pretrained(folder).get_text_config().eos_token_id
     if ids is None:
         return []
     return sorted({int(i) for i in (ids if isinstance(ids, list | tuple) else [ids])})
@@ -253,32 +191,51 @@ def end_ids_of(folder: Path) -> list[int]:
 
 def config_digest(folder: Path) -> str:
     """Hash of a model's configuration: tells two models apart without reading their weights."""
-    return hashlib.sha256((folder / "config.json").read_bytes()).hexdigest()
+    return hashlib.sha256((hub.local_folder(folder) / "config.json").read_bytes()).hexdigest()
 
 
-def load_causal_lm(folder: Path, dtype: torch.dtype) -> Any:
-    """transformers' own model of a local folder, frozen and in evaluation mode."""
+def load_causal_lm(folder: Path, dtype: torch.dtype, *, placement: Placement | None = None) -> Any:
+    """transformers' own model of a local folder, frozen and in evaluation mode; the text part of one that also sees.
+
+    `placement` may spread it over several devices; else it is in this machine's memory.
+    """
+    folder = hub.local_folder(folder)
     if not (folder / "config.json").exists():
         raise ValueError(f"{folder}: no model here (no config.json); run `dvc repro` to make it")
-    causal_lm = AutoModelForCausalLM.from_pretrained(folder, dtype=dtype, attn_implementation="sdpa")
-    return causal_lm.eval().requires_grad_(False)
+    layout: dict[str, Any] = {}
+    if placement is not None and placement.verifier == "auto":
+        layout = {"device_map": "auto", "max_memory": spread.max_memory(placement)}
+    elif placement is not None and placement.verifier == "tp":
+        spread.check_ranks(AutoConfig.from_pretrained(folder).get_text_config())
+        layout = {"distributed_config": DistributedConfig(tp_size=spread.world(), tp_plan="auto")}
+    causal_lm = AutoModelForCausalLM.from_pretrained(folder, dtype=dtype, **layout)
+    return bodies.text_part(causal_lm.eval().requires_grad_(False))
 
 
-def load_verifier(folder: Path, *, dtype: torch.dtype, device: str = "cpu", packed: bool = True) -> Verifier:
-    """The verifier of a local HF folder. `packed` trades 10 s and a second layout for faster CPU passes."""
-    causal_lm = load_causal_lm(folder, dtype).to(device)
-    vocab_size = min(len(AutoTokenizer.from_pretrained(folder)), causal_lm.config.vocab_size)
-    verifier = Verifier(causal_lm, vocab_size=vocab_size, end_ids=end_ids_of(folder)).eval()
-    if packed and can_pack(device, dtype):
+def load_verifier(
+    folder: Path,
+    *,
+    dtype: torch.dtype,
+    device: str = "cpu",
+    packed: bool = True,
+    placement: Placement | None = None,
+) -> Verifier:
+    """The verifier of a local HF folder. `packed` trades 10 s and a second layout for faster CPU passes.
+
+    `placement` may spread it over several devices of this kind (`<profile>.device.placement`).
+    """
+    one = placement is None or placement.verifier == "one"
+    causal_lm = load_causal_lm(folder, dtype, placement=placement)
+    if one:
+        causal_lm = causal_lm.to(device)
+    expected = probe.expected(causal_lm)
+    vocab_size = min(load_tokenizer(folder).size, causal_lm.config.vocab_size)
+    split = spread.split_of(causal_lm)
+    verifier = Verifier(causal_lm, vocab_size=vocab_size, end_ids=end_ids_of(folder), split=split).eval()
+    probe.check(verifier, expected)
+    if packed and one and can_pack(device, dtype):
         pack_linears(verifier)
     return verifier
-
-
-def can_pack(device: str, dtype: torch.dtype) -> bool:
-    """Whether oneDNN's blocked layout is there for this device and number format."""
-    if device != "cpu" or not torch.backends.mkldnn.is_available():
-        return False
-    return dtype == torch.float32 or (dtype == torch.bfloat16 and torch.ops.mkldnn._is_mkldnn_bf16_supported())
 
 
 def pruned_body(causal_lm: Any, layers: Sequence[int]) -> Any:
@@ -306,7 +263,7 @@ def empty_body(config: dict[str, Any], embedding: nn.Module) -> Any:
     config = dict(config)
     typed = AutoConfig.for_model(config.pop("model_type"), **config)
     with torch.device("meta"):
-        body = AutoModelForCausalLM.from_config(typed, attn_implementation="sdpa").model
+        body = AutoModelForCausalLM.from_config(typed).model
     rotary = type(body.rotary_emb)(config=typed)
     body = body.to_empty(device="cpu").float()
     body.rotary_emb = rotary

@@ -1,9 +1,10 @@
 """Tiny random verifiers and a byte-level tokenizer: whole-pipeline tests without a download.
 
-`build_tiny` gives Llama, Qwen2 and Gemma models, tied or untied heads, grouped or not, in float32. Every
-weight comes from one seeded generator in the order of parameter names, so a folder has the same bytes on
-every machine. The scales keep greedy texts lively: at transformers' own initialisation a tied head repeats
-the last token for ever, which hides errors of position. Numbers measured on these models mean nothing.
+`build_tiny` gives Llama, Qwen2, Qwen3, Mistral, Gemma and Gemma 3 models, tied or untied heads, grouped or not, in
+float32. All layers of Mistral slide, of Gemma 3 all but the last, over WINDOW places: fewer than a test's texts have.
+Every weight comes from one seeded generator in the order of parameter names, so a folder has the same bytes on every
+machine. The scales keep greedy texts lively: at transformers' own initialisation a tied head repeats the last token for
+ever, which hides errors of position. Numbers measured on these models mean nothing.
 """
 
 import math
@@ -14,18 +15,29 @@ import torch
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 from transformers import (
     AutoModelForCausalLM,
+    Gemma3TextConfig,
     GemmaConfig,
     GenerationConfig,
     LlamaConfig,
+    MistralConfig,
     PreTrainedTokenizerFast,
     Qwen2Config,
+    Qwen3Config,
 )
 from transformers.utils import logging as hf_logging
 
 hf_logging.disable_progress_bar()
 
-Kind = Literal["llama", "qwen2", "gemma"]
-CONFIGS = {"llama": LlamaConfig, "qwen2": Qwen2Config, "gemma": GemmaConfig}
+Kind = Literal["llama", "qwen2", "qwen3", "mistral", "gemma", "gemma3"]
+CONFIGS = {
+    "llama": LlamaConfig,
+    "qwen2": Qwen2Config,
+    "qwen3": Qwen3Config,
+    "mistral": MistralConfig,
+    "gemma": GemmaConfig,
+    "gemma3": Gemma3TextConfig,
+}
+WINDOW = 6
 
 # The layout of SmolLM2's vocabulary: special tokens first, then (here) the 256 bytes.
 END_OF_TEXT, TURN_START, TURN_END = "<|endoftext|>", "<|im_start|>", "<|im_end|>"
@@ -63,6 +75,12 @@ def build_tiny(
             f"tiny model: width {width}, heads {heads}, key_heads {key_heads}: heads must divide width into "
             "an even head size, key_heads must divide heads"
         )
+    further: dict[str, Any] = {}
+    if kind in ("mistral", "gemma3"):
+        further = {"sliding_window": WINDOW}
+    if kind == "gemma3":
+        slides = ["sliding_attention"] * (layers - 1)
+        further |= {"query_pre_attn_scalar": width // heads, "layer_types": [*slides, "full_attention"]}
     config = CONFIGS[kind](
         vocab_size=vocab,
         hidden_size=width,
@@ -77,6 +95,7 @@ def build_tiny(
         eos_token_id=list(END_IDS),
         pad_token_id=2,
         dtype="float32",
+        **further,
     )
     model = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
     generator = torch.Generator().manual_seed(seed)

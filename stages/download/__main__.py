@@ -32,7 +32,8 @@ def _models(run: entry.Run) -> str:
 
 
 def _corpus(run: entry.Run) -> dict[str, int]:
-    from stages.common.models import load_tokenizer, resolve_dtype
+    from stages.common.models import resolve_dtype
+    from stages.common.tokenizers import load_tokenizer
     from stages.download.corpus import make_corpus
     from stages.download.items import Item
     from stages.download.magpie import from_magpie
@@ -55,7 +56,7 @@ def _corpus(run: entry.Run) -> dict[str, int]:
 
 
 def _benchmark(run: entry.Run) -> dict[str, int]:
-    from stages.common.models import load_tokenizer
+    from stages.common.tokenizers import load_tokenizer
     from stages.download.benchmarks import make_benchmark
 
     return make_benchmark(

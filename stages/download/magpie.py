@@ -20,7 +20,8 @@ def from_magpie(source: Magpie, *, folder: Path, dtype: Any, device: str) -> lis
     """Instructions that are finished, readable, long enough and not repeated."""
     from tqdm import tqdm
 
-    from stages.common.models import load_tokenizer, load_verifier
+    from stages.common.models import load_verifier
+    from stages.common.tokenizers import load_tokenizer
 
     tokenizer = load_tokenizer(folder)
     verifier = load_verifier(folder, dtype=dtype, device=device)

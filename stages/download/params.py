@@ -153,7 +153,7 @@ class VerifierTiny:
     """A random model built on the spot."""
 
     source: Literal["tiny"]
-    kind: Literal["llama", "qwen2", "gemma"]
+    kind: Literal["llama", "qwen2", "qwen3", "mistral", "gemma", "gemma3"]
     seed: Natural
     tied: bool
     layers: Count

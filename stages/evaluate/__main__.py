@@ -15,17 +15,27 @@ from typing import Any
 
 from tqdm import tqdm
 
-from stages.common import entry, provenance, store
+from stages.common import entry, parallel, provenance, spread, store
 from stages.common.params import keys_at, load
 from stages.evaluate import harness
 from stages.evaluate.contract import Sampling
 from stages.evaluate.engine import Engine
 from stages.evaluate.harness import Reference, Shared
-from stages.evaluate.parts import VANILLA, load_models, method_drafter, method_module, read_prompts
+from stages.evaluate.parts import (
+    VANILLA,
+    drafter_device,
+    load_models,
+    method_drafter,
+    method_module,
+    read_prompts,
+    transfers,
+)
 
 
 def main(run: entry.Run) -> None:
-    evaluate(run.profile, run.benchmark, run.method, run.device(), seed=load(int, "seed"))
+    device = run.device()
+    if not parallel.launch(run, spread.processes(device.placement)):
+        evaluate(run.profile, run.benchmark, run.method, device, seed=load(int, "seed"))
 
 
 def methods(_: str) -> list[str]:
@@ -45,8 +55,10 @@ def evaluate(profile: str, benchmark: str, method: str, device: entry.Device, *,
         verifier,
         Sampling(temperature=shared.temperature, top_k=shared.top_k, top_p=shared.top_p, seed=seed),
         max_new_tokens=shared.max_new_tokens,
+        drafter_device=drafter_device(device),
     )
-    with tqdm(total=len(prompts) * shared.repeats, desc=f"{benchmark} {method}", unit="text", mininterval=5) as bar:
+    total, quiet = len(prompts) * shared.repeats, not spread.writes()
+    with tqdm(total=total, desc=f"{benchmark} {method}", unit="text", mininterval=5, disable=quiet) as bar:
         rows, rounding = harness.measure(
             engine,
             decoder,
@@ -61,18 +73,21 @@ def evaluate(profile: str, benchmark: str, method: str, device: entry.Device, *,
     for row in rows:
         row |= {"benchmark": benchmark, "method": method, "text": tokenizer.decode(row["output_ids"])}
         row |= {"answer": None, "correct": None}
+    if not spread.writes():
+        return
     path = store.cell_file(profile, benchmark, method)
     refuse_differences(rows, rounding, path)
     facts = {
         "profile": profile,
         "benchmark": benchmark,
         "method": method,
-        "stamp": provenance.stamp(device=device.name, dtype=verifier.dtype),
+        "stamp": provenance.stamp(device=device.name, dtype=verifier.dtype) | spread.stamp(device.placement),
         "drafter": None if card is None else {"parameters": card.parameters, "objective": card.objective},
         "params": {"shared": asdict(shared), method: asdict(params)},
         "rounding": rounding,
         "peak_rss_mb": provenance.peak_rss_mb(),
         "command": provenance.command(),
+        **transfers(engine),
     }
     store.write_parquet(path, rows, store.CELLS, facts)
 

@@ -19,7 +19,8 @@ import torch
 from torch import Tensor
 
 from kernels import accept, multi_draft, sampling
-from kernels.cache import KVCache
+from kernels.cache import KVCache, LentCache
+from kernels.spread import Mirror
 from kernels.tree import Tree, ancestors_NN, depths
 from stages.common.features import Taps
 from stages.common.models import Verifier
@@ -27,15 +28,15 @@ from stages.evaluate.contract import ACCEPT_STREAM, EMPTY, FINAL_STREAM, Cycle, 
 
 
 class Clock:
-    """Splits wall time into laps; waits for the device before every reading."""
+    """Splits wall time into laps; waits for the devices before every reading."""
 
-    def __init__(self, device: torch.device) -> None:
-        self._wait = torch.cuda.synchronize if device.type == "cuda" else None
+    def __init__(self, *devices: torch.device) -> None:
+        self._cuda = [device for device in devices if device.type == "cuda"]
         self.last = self._now()
 
     def _now(self) -> float:
-        if self._wait is not None:
-            self._wait()
+        for device in self._cuda:
+            torch.cuda.synchronize(device)
         return perf_counter()
 
     def lap(self) -> float:
@@ -46,15 +47,29 @@ class Clock:
 
 
 class Engine:
-    """Decodes one prompt at a time with any method and one sampling setting."""
+    """Decodes one prompt at a time with any method and one sampling setting.
 
-    def __init__(self, verifier: Verifier, sampling_: Sampling, *, max_new_tokens: int) -> None:
+    drafter_device: where the method's drafter lives, if not beside the verifier. Then the rows of the verifier's cache
+    that it reads and the proposals that it makes are moved; `moved_bytes` counts them, and they are part of `draft_s`.
+    """
+
+    def __init__(
+        self,
+        verifier: Verifier,
+        sampling_: Sampling,
+        *,
+        max_new_tokens: int,
+        drafter_device: torch.device | None = None,
+    ) -> None:
         if max_new_tokens < 0:
             raise ValueError(f"max_new_tokens is {max_new_tokens}; write 0 or more")
         self.verifier = verifier
         self.sampling = sampling_
         self.max_new_tokens = max_new_tokens
         self.cache: KVCache = verifier.new_cache(64)
+        self.drafter_device, self.moved_bytes = drafter_device, 0
+        self._mirror: Mirror | None = None
+        self._devices = [*verifier.devices, *([drafter_device] if drafter_device else [])]
 
     def decode(self, prompt_ids: Sequence[int], method: Method, *, prompt_id: str) -> Text:
         """The whole text, with its account."""
@@ -71,9 +86,9 @@ class Engine:
         if self._room(text) < 1:
             text.finish_reason = "length"
             return
-        taps = Taps(self.verifier.body if method.reads else None, method.reads)
+        taps = Taps(self.verifier.body if method.reads else None, method.reads, self.verifier.device)
         try:
-            clock = Clock(self.verifier.device)
+            clock = Clock(*self._devices)
             first = self._prefill(text.prompt_ids, noise)
             taps.keep()
             method.start(text.prompt_ids, taps.rows())
@@ -99,7 +114,7 @@ class Engine:
         committed = self.cache.length - len(text.prompt_ids)
         assert 0 <= count <= committed, (count, committed)
         self.cache.roll_back(self.cache.length - count)
-        clock, laps = Clock(self.verifier.device), []
+        clock, laps = Clock(*self._devices), []
         for token in text.output_ids[committed - count : committed]:
             self._choose(self.verify(token), [self.cache.length + 1], noise)
             self.cache.keep([0])
@@ -133,15 +148,17 @@ class Engine:
     def _prefill(self, prompt_ids: Sequence[int], noise: sampling.KeyedNoise) -> int:
         self.cache.roll_back(0)
         hidden_D = self.verifier.prefill(prompt_ids, self.cache)
+        if self._mirror is not None:
+            self.moved_bytes += self._mirror.catch_up()
         return int(self._choose(self.verifier.logits(hidden_D[None]), [len(prompt_ids)], noise))
 
     def _cycle(self, text: Text, method: Method, key: int, noise: sampling.KeyedNoise, taps: Taps) -> Cycle:
-        clock = Clock(self.verifier.device)
+        clock = Clock(*self._devices)
         taps.drop()  # the passes of a yardstick
         ids = text.prompt_ids + text.output_ids
-        state = State(ids, self._room(text) - 1, key, self.sampling, self.cache.lend, taps.rows)
+        state = State(ids, self._room(text) - 1, key, self.sampling, self._lend, taps.rows)
         other = clock.lap()
-        proposal = method.propose(state)
+        proposal = self._brought(method.propose(state))
         draft_s = clock.lap()
         tree, depth_N = proposal.tree, depths(proposal.tree.parents)
         assert max(depth_N, default=0) <= state.max_depth, "a draft beyond the limit"
@@ -184,6 +201,24 @@ class Engine:
             sees[1:, cached + 1 :] = ancestors_NN(tree).to(device)
         hidden_1MD = self.verifier(tokens[None], places[None], sees, self.cache)
         return self.verifier.logits(hidden_1MD[0])
+
+    def _lend(self, layers: Sequence[int]) -> LentCache:
+        """The committed rows of these layers, where the drafter is."""
+        if self.drafter_device is None:
+            return self.cache.lend(layers)
+        if self._mirror is None or self._mirror.sources != tuple(layers):
+            self._mirror, self.cache.unread = Mirror(self.cache, layers, self.drafter_device), 0
+        self.moved_bytes += self._mirror.catch_up()
+        return self._mirror.lend(range(len(layers)))
+
+    def _brought(self, proposal: Proposal) -> Proposal:
+        """A proposal where the verifier is."""
+        if self.drafter_device is None:
+            return proposal
+        tokens_N, q_GV = proposal.tree.tokens_N, proposal.q_GV
+        self.moved_bytes += tokens_N.nbytes + (0 if q_GV is None else q_GV.nbytes)
+        tree = proposal.tree._replace(tokens_N=tokens_N.to(self.verifier.device))
+        return proposal._replace(tree=tree, q_GV=None if q_GV is None else q_GV.to(self.verifier.device))
 
     def _choose(self, logits_MV: Tensor, positions: list[int], noise: sampling.KeyedNoise) -> Tensor:
         s = self.sampling

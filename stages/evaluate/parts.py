@@ -4,15 +4,20 @@ import importlib
 from importlib.util import find_spec
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
-from stages.common import entry, store
+import torch
+
+from stages.common import entry, spread, store
 from stages.common.drafters import Drafter, DrafterCard, load_drafter
 from stages.common.eagle import Eagle3Head, EagleHead
 from stages.common.fed import FedDrafter
 from stages.common.heads import Head, HeadCard, load_head
 from stages.common.medusa import HydraHead, MedusaHead
-from stages.common.models import Tokenizer, Verifier, config_digest, load_tokenizer, load_verifier, resolve_dtype
+from stages.common.models import Verifier, config_digest, load_verifier, resolve_dtype
 from stages.common.provenance import prompt_sha256
+from stages.common.tokenizers import Tokenizer, load_tokenizer
+from stages.evaluate.engine import Engine
 from stages.evaluate.harness import Prompt
 
 VANILLA = "vanilla"
@@ -34,7 +39,8 @@ def method_module(method: str) -> ModuleType:
 def load_models(profile: str, device: entry.Device) -> tuple[Verifier, Tokenizer]:
     folder = store.verifier_folder(profile)
     dtype = resolve_dtype(device.dtype, device.name)
-    return load_verifier(folder, dtype=dtype, device=device.name), load_tokenizer(folder)
+    verifier = load_verifier(folder, dtype=dtype, device=device.name, placement=device.placement)
+    return verifier, load_tokenizer(folder)
 
 
 def method_drafter(
@@ -56,17 +62,42 @@ def method_drafter(
             f"params.yaml: {profile}.evaluate.{method}.drafter: {manifest['drafter']!r} is of kind {kind!r}; "
             f"name a drafter of kind {wanted!r}"
         )
+    return load_pinned(profile, folder, kind, verifier, tokenizer, device)
+
+
+def load_pinned(
+    profile: str, folder: Path, kind: str, verifier: Verifier, tokenizer: Tokenizer, device: entry.Device
+) -> tuple[Drafter | Head, DrafterCard | HeadCard]:
+    """The drafter of a folder. A head stays with the verifier, whose modules it uses; others go where params say."""
     fingerprint, config = tokenizer.fingerprint(), config_digest(store.verifier_folder(profile))
     if kind in HEADS:
         return load_head(folder, HEADS[kind], verifier, tokenizer=fingerprint, config=config)
-    return load_drafter(
+    apart = drafter_device(device)
+    drafter, card = load_drafter(
         folder,
-        embedding=verifier.body.embed_tokens,
+        embedding=verifier.body.embed_tokens if apart is None else spread.copy_of(verifier.body.embed_tokens),
         tokenizer=fingerprint,
         config=config,
         dtype=verifier.dtype,
-        device=device.name,
+        device=str(verifier.device if apart is None else apart),
     )
+    if drafter.prefix == "verifier" and device.placement is not None and device.placement.verifier == "tp":
+        raise ValueError(
+            f"{folder}: this drafter reads the verifier's keys, of which each rank of a tensor-parallel verifier has "
+            "some heads alone; train one with adapt.prefix: own, or write device.placement.verifier: auto"
+        )
+    return drafter, card
+
+
+def drafter_device(device: entry.Device) -> torch.device | None:
+    """Where drafters live, if not beside the verifier."""
+    name = device.placement.drafter if device.placement is not None else ""
+    return torch.device(name) if name else None
+
+
+def transfers(engine: Engine) -> dict[str, Any]:
+    """What was moved between the verifier's devices and the drafter's, for a cell's provenance; nothing without any."""
+    return {"moved_bytes": engine.moved_bytes} if engine.drafter_device is not None else {}
 
 
 def read_prompts(profile: str, benchmark: str, tokenizer: Tokenizer) -> list[Prompt]:

@@ -22,12 +22,12 @@ from tqdm import tqdm
 
 import kernels.cache
 import kernels.window
-from stages.common import contexts, entry, features, models, provenance, scratch, store
+from stages.common import bodies, contexts, entry, features, models, provenance, scratch, spread, store
 from stages.common.features import Taps
 from stages.common.models import Verifier, load_verifier, resolve_dtype
 from stages.common.params import Count, load
 
-CODE = [Path(module.__file__ or "") for module in (kernels.cache, kernels.window, features, models)] + [
+CODE = [Path(module.__file__ or "") for module in (kernels.cache, kernels.window, bodies, features, models)] + [
     Path(__file__)
 ]  # what a resumed run must find unchanged
 
@@ -53,7 +53,8 @@ def write_features(profile: str, params: Params, device: entry.Device) -> None:
         CODE,
     )
     unfinished = scratch.scratch_folder(mark)
-    verifier = load_verifier(folder, dtype=dtype, device=device.name)
+    spread.refuse_ranks(device.placement, "features")
+    verifier = load_verifier(folder, dtype=dtype, device=device.name, placement=device.placement)
     files: dict[str, str] = {}
     with tqdm(total=len(rows), desc="features", unit="text", mininterval=5) as bar:
         for start in range(0, len(rows), params.shard_size):
@@ -73,7 +74,7 @@ def write_features(profile: str, params: Params, device: entry.Device) -> None:
 
 def read(verifier: Verifier, row: dict[str, Any], layers: Sequence[int]) -> Tensor:
     """[T, C]: the hidden states at every token of one trajectory."""
-    taps, ids = Taps(verifier.body, layers), [*row["prompt_ids"], *row["output_ids"]]
+    taps, ids = Taps(verifier.body, layers, verifier.device), [*row["prompt_ids"], *row["output_ids"]]
     try:
         verifier.prefill(ids, verifier.new_cache(len(ids)))
         taps.keep()

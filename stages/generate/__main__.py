@@ -9,13 +9,13 @@ length and the speed-up over vanilla steps timed within the same text. Reads wha
 import argparse
 import sys
 
-from stages.common import entry
+from stages.common import entry, spread
 from stages.common.params import keys_at, load, profiles
 from stages.evaluate import harness
 from stages.evaluate.contract import Sampling, Text
 from stages.evaluate.engine import Engine
 from stages.evaluate.harness import Prompt, Shared
-from stages.evaluate.parts import load_models, method_drafter, method_module
+from stages.evaluate.parts import drafter_device, load_models, method_drafter, method_module
 
 DRAFTED, OWN, PLAIN = "\033[32m", "\033[33m", "\033[0m"
 
@@ -26,12 +26,13 @@ def main(argv: list[str] | None = None) -> None:
     entry.set_threads(device.threads)
     shared = load(Shared, args.profile, "evaluate", "shared")
     module = method_module(args.method)
+    spread.refuse_ranks(device.placement, "a terminal")
     verifier, tokenizer = load_models(args.profile, device)
     drafter, _ = method_drafter(args.profile, args.method, verifier, tokenizer, device)
     method = module.build(load(module.Params, args.profile, "evaluate", args.method), drafter)
     settings = Sampling(temperature=shared.temperature, top_k=shared.top_k, top_p=shared.top_p, seed=load(int, "seed"))
     limit = shared.max_new_tokens if args.max_new_tokens is None else args.max_new_tokens
-    engine = Engine(verifier, settings, max_new_tokens=limit)
+    engine = Engine(verifier, settings, max_new_tokens=limit, drafter_device=drafter_device(device))
     prompt = Prompt(id=args.question, split="", ids=tuple(tokenizer.encode_prompt([args.question])))
     harness.warm_up(engine, method, prompt, shared)
 

@@ -18,7 +18,7 @@ from typing import Any
 from tqdm import tqdm
 
 import kernels
-from stages.common import entry, provenance, scratch, store, studies, sweeps
+from stages.common import entry, provenance, scratch, spread, store, studies, sweeps
 from stages.common.params import load
 from stages.evaluate.__main__ import refuse_differences
 from stages.sweep.bench import Bench, Grid, Point, read_grid
@@ -33,7 +33,9 @@ CODE = [
 
 
 def main(run: entry.Run) -> None:
-    sweep(run.profile, run.sweep, run.device(), seed=load(int, "seed"))
+    device = run.device()
+    spread.refuse_ranks(device.placement, "sweeps")  # ranks would not agree on what a killed one has finished
+    sweep(run.profile, run.sweep, device, seed=load(int, "seed"))
 
 
 def sweep(profile: str, name: str, device: entry.Device, *, seed: int) -> None:

@@ -5,15 +5,14 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from stages.common import entry, provenance, store, studies
-from stages.common.drafters import Drafter, DrafterCard, load_drafter
-from stages.common.heads import Head, HeadCard, load_head
-from stages.common.models import config_digest
+from stages.common import entry, provenance, spread, store, studies
+from stages.common.drafters import Drafter, DrafterCard
+from stages.common.heads import Head, HeadCard
 from stages.evaluate import harness
 from stages.evaluate.contract import Sampling
 from stages.evaluate.engine import Engine
 from stages.evaluate.harness import Prompt, Reference, Shared
-from stages.evaluate.parts import HEADS, load_models, method_module, read_prompts
+from stages.evaluate.parts import drafter_device, load_models, load_pinned, method_module, read_prompts, transfers
 
 Loaded = tuple[Drafter | Head | None, DrafterCard | HeadCard | None]
 
@@ -61,7 +60,7 @@ class Bench:
     def __init__(self, profile: str, grid: Grid, device: entry.Device, *, seed: int) -> None:
         self.profile, self.benchmark, self.device, self.seed = profile, grid.benchmark, device, seed
         self.verifier, self.tokenizer = load_models(profile, device)
-        self.stamp = provenance.stamp(device=device.name, dtype=self.verifier.dtype)
+        self.stamp = provenance.stamp(device=device.name, dtype=self.verifier.dtype) | spread.stamp(device.placement)
         self.prompts = self._pinned(grid)
         self._held: tuple[str, Loaded] = ("", (None, None))
 
@@ -83,8 +82,10 @@ class Bench:
         drafter, card = self._drafter(pin)
         s = shared
         coins = Sampling(temperature=s.temperature, top_k=s.top_k, top_p=s.top_p, seed=self.seed)
+        place = drafter_device(self.device)
+        engine = Engine(self.verifier, coins, max_new_tokens=s.max_new_tokens, drafter_device=place)
         rows, rounding = harness.measure(
-            Engine(self.verifier, coins, max_new_tokens=s.max_new_tokens),
+            engine,
             module.build(params, drafter),
             self.prompts,
             shared,
@@ -103,6 +104,7 @@ class Bench:
             "params": {"shared": asdict(shared), method: asdict(params)},
             "rounding": rounding,
             "peak_rss_mb": provenance.peak_rss_mb(),
+            **transfers(engine),
         }
         return rows, facts
 
@@ -128,17 +130,7 @@ class Bench:
 
     def _load(self, folder: Path) -> Loaded:
         kind = store.read_json(folder / "drafter.json")["kind"]
-        fingerprint, config = self.tokenizer.fingerprint(), config_digest(store.verifier_folder(self.profile))
-        if kind in HEADS:
-            return load_head(folder, HEADS[kind], self.verifier, tokenizer=fingerprint, config=config)
-        return load_drafter(
-            folder,
-            embedding=self.verifier.body.embed_tokens,
-            tokenizer=fingerprint,
-            config=config,
-            dtype=self.verifier.dtype,
-            device=self.device.name,
-        )
+        return load_pinned(self.profile, folder, kind, self.verifier, self.tokenizer, self.device)
 
 
 def _frozen(value: Any) -> Any:

@@ -17,7 +17,8 @@ from typing import NamedTuple
 import torch
 
 from stages.common.decode import decode_batch
-from stages.common.models import load_tokenizer, load_verifier
+from stages.common.models import load_verifier
+from stages.common.tokenizers import load_tokenizer
 from stages.download.collect import worded
 from stages.download.generated import from_generator
 from stages.download.items import without_duplicates

@@ -18,18 +18,10 @@ from transformers import AutoModelForCausalLM
 
 from stages.common import entry, store
 from stages.common.drafters import Drafter, load_drafter
-from stages.common.models import (
-    Tokenizer,
-    Verifier,
-    config_digest,
-    end_ids_of,
-    load_causal_lm,
-    load_tokenizer,
-    load_verifier,
-    pack_linears,
-    resolve_dtype,
-)
+from stages.common.models import Verifier, config_digest, end_ids_of, load_causal_lm, load_verifier, resolve_dtype
+from stages.common.packing import pack_linears
 from stages.common.params import load
+from stages.common.tokenizers import Tokenizer, load_tokenizer
 from stages.evaluate.contract import Method, Sampling
 from stages.evaluate.engine import Engine
 from stages.evaluate.parts import method_drafter, method_module

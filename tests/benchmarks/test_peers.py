@@ -10,8 +10,9 @@ from torch import nn
 
 from stages.common import store
 from stages.common.drafters import DrafterCard, save_drafter
-from stages.common.models import config_digest, load_tokenizer
+from stages.common.models import config_digest
 from stages.common.tiny import VOCABULARY, save_tiny
+from stages.common.tokenizers import load_tokenizer
 from tests.benchmarks import batch, context, overhead, peers, side_by_side, tables, vanilla
 from tests.benchmarks.checkout import Models
 from tests.benchmarks.packages import Courier, DFlash, FlashSpec, LlamaCpp, Sequential

@@ -24,7 +24,8 @@ import torch
 
 from stages.common import provenance, store
 from stages.common.decode import decode_batch
-from stages.common.models import Verifier, end_ids_of, load_causal_lm, load_tokenizer, load_verifier
+from stages.common.models import Verifier, end_ids_of, load_causal_lm, load_verifier
+from stages.common.tokenizers import load_tokenizer
 from tests.benchmarks import tables
 
 Decoder = Callable[[list[list[int]], int, int], list[list[int]]]  # prompts, batch size, new tokens

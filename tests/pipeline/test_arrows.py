@@ -12,9 +12,10 @@ MAY_IMPORT = {
     "grid": {"evaluate"},
     "sweep": {"evaluate"},  # cells at other settings, by the same engine
 }
+MODELS = {f"stages/common/{name}.py" for name in ("bodies", "convert", "models", "tiny", "tokenizers")}
 DOORS = {
-    "transformers": {"stages/common/models.py", "stages/common/tiny.py", "stages/common/convert.py"},
-    "tokenizers": {"stages/common/models.py", "stages/common/tiny.py", "stages/common/convert.py"},
+    "transformers": MODELS,
+    "tokenizers": MODELS,
     "pyarrow": {"stages/common/store.py"},
 }
 REPORT_ONLY = ("pandas", "matplotlib")

@@ -8,9 +8,10 @@ import torch
 
 from stages.common import entry, params, store, studies
 from stages.common.drafters import DrafterCard, save_drafter
-from stages.common.models import config_digest, load_tokenizer
+from stages.common.models import config_digest
 from stages.common.provenance import prompt_sha256
 from stages.common.tiny import VOCABULARY, save_tiny
+from stages.common.tokenizers import load_tokenizer
 from stages.evaluate.__main__ import evaluate
 from tests.stages.scripted import causal_lm, tiny_drafter
 

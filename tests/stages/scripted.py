@@ -23,6 +23,7 @@ from stages.evaluate.engine import Engine
 from stages.evaluate.methods.vanilla import Vanilla
 
 KINDS = [(kind, tied) for kind in ("llama", "qwen2", "gemma") for tied in (True, False)]
+FURTHER = ("qwen3", "mistral", "gemma3")  # families with a test or two each; the last two slide
 
 
 @lru_cache
@@ -163,7 +164,7 @@ class Sleepy:
 class TableVerifier:
     """p(next | token) from a table of scores [V, V], as the engine wants a verifier."""
 
-    context_limit, end_ids, device = 10_000, frozenset[int](), torch.device("cpu")
+    context_limit, end_ids, device, devices = 10_000, frozenset[int](), torch.device("cpu"), (torch.device("cpu"),)
 
     def __init__(self, scores_VV: Tensor, *, pause_s=0.0) -> None:
         self.scores_VV, self.vocab_size, self.pause_s = scores_VV, len(scores_VV), pause_s

@@ -7,7 +7,7 @@ import torch
 
 from stages.common import store, tiny
 from stages.common.decode import Decoded
-from stages.common.models import load_tokenizer
+from stages.common.tokenizers import load_tokenizer
 from stages.download import generated, magpie, stdlib
 from stages.download.collect import worded
 from stages.download.corpus import make_corpus

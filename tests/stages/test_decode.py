@@ -8,7 +8,8 @@ from kernels.sampling import KeyedNoise, keyed_choice, prompt_key
 from kernels.window import causal_mask
 from stages.common import decode
 from stages.common.decode import Decoded, decode_batch
-from stages.common.models import Verifier, pack_linears
+from stages.common.models import Verifier
+from stages.common.packing import pack_linears
 from stages.common.tiny import VOCABULARY, build_tiny
 from tests.stages.scripted import cached_rows
 

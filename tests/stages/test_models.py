@@ -10,20 +10,18 @@ from transformers import SmolLM3Config, SmolLM3ForCausalLM
 
 from kernels.window import causal_mask
 from stages.common import tiny
+from stages.common.bodies import grouped_attention
 from stages.common.models import (
     CausalModel,
-    PackedLinear,
     Verifier,
-    can_pack,
     end_ids_of,
-    grouped_attention,
     load_causal_lm,
-    load_tokenizer,
     load_verifier,
-    pack_linears,
     pruned_body,
     resolve_dtype,
 )
+from stages.common.packing import PackedLinear, can_pack, pack_linears
+from stages.common.tokenizers import load_tokenizer
 from tests.stages.scripted import KINDS, causal_lm, full_logits, prompt_of, tiny_verifier
 
 packs = pytest.mark.skipif(not can_pack("cpu", torch.float32), reason="needs oneDNN")
@@ -108,23 +106,36 @@ def test_end_ids_come_from_the_generation_settings_then_from_the_config(tmp_path
     assert end_ids_of(tmp_path) == []
 
 
-def test_layers_that_slide_are_refused():
+def test_what_ends_a_text_may_be_named_in_many_ways(tmp_path):
+    """None, one or several, in the generation settings, the configuration or both."""
+    model = tiny.build_tiny("llama", seed=0)
+    for settings, config, wanted in [
+        (7, [1, 2], [7]),
+        ([9, 7], None, [7, 9]),
+        (None, [5], [5]),
+        (None, None, []),
+    ]:
+        model.config.eos_token_id, model.generation_config.eos_token_id = config, settings
+        tiny.save_tiny(tmp_path, model)
+        assert end_ids_of(tmp_path) == wanted
+
+
+def test_layers_that_neither_attend_fully_nor_slide_are_refused():
     body = tiny.build_tiny("qwen2", seed=0).model
-    body.config.layer_types = ["full_attention", "sliding_attention"]
-    with pytest.raises(ValueError, match="sliding_attention"):
+    body.config.layer_types = ["full_attention", "linear_attention"]
+    with pytest.raises(ValueError, match=r"qwen2: layers of kind linear_attention are not built"):
         CausalModel(body)
 
 
-@pytest.mark.parametrize(
-    ("name", "value"), [("logits_scaling", 8.0), ("logit_scale", 0.0625), ("final_logit_softcapping", 30.0)]
-)
-def test_heads_that_scale_or_cap_their_scores_are_refused(name, value):
-    model = tiny.build_tiny("llama", seed=0)
-    setattr(model.config, name, value)
-    with pytest.raises(ValueError, match=f"llama: {name} is {value}"):
-        Verifier(model, vocab_size=tiny.VOCABULARY, end_ids=[])
-    setattr(model.config, name, None if name == "final_logit_softcapping" else 1.0)
-    Verifier(model, vocab_size=tiny.VOCABULARY, end_ids=[])
+def test_a_model_of_another_layout_is_refused():
+    with pytest.raises(ValueError, match=r"Linear has no embed_tokens, layers"):
+        CausalModel(nn.Linear(2, 2))
+
+
+def test_attention_with_sinks_is_refused():
+    q = torch.zeros(1, 2, 3, 4)
+    with pytest.raises(ValueError, match="attention with s_aux is not built"):
+        grouped_attention(None, q, q, q, None, scaling=1.0, s_aux=torch.zeros(2))
 
 
 @pytest.mark.parametrize("layers", [[], [2], [-1], [0, 5]])

@@ -13,8 +13,9 @@ from stages.baselines import fit, student
 from stages.common import store
 from stages.common.drafters import load_drafter
 from stages.common.entry import Device
-from stages.common.models import config_digest, load_tokenizer, load_verifier
+from stages.common.models import config_digest, load_verifier
 from stages.common.tiny import VOCABULARY, build_tiny, save_tiny
+from stages.common.tokenizers import load_tokenizer
 from stages.common.validation import Validation
 from stages.common.windows import Example
 from stages.evaluate.contract import Sampling, State

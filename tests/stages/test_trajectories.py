@@ -13,8 +13,9 @@ import torch
 from stages.common import entry, params, scratch, store
 from stages.common.contexts import Contexts
 from stages.common.decode import decode_batch
-from stages.common.models import load_tokenizer, load_verifier, resolve_dtype
+from stages.common.models import load_verifier, resolve_dtype
 from stages.common.tiny import build_tiny, save_tiny
+from stages.common.tokenizers import load_tokenizer
 from stages.trajectories import write
 from stages.trajectories.__main__ import main
 from tests.stages.scripted import cached_rows

@@ -5,7 +5,8 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from stages.common import convert, store, tiny
-from stages.common.models import end_ids_of, load_tokenizer
+from stages.common.models import end_ids_of
+from stages.common.tokenizers import load_tokenizer
 
 KINDS = [(kind, tied) for kind in ("llama", "qwen2", "gemma") for tied in (True, False)]
 
