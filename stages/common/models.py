@@ -12,7 +12,7 @@ import inspect
 import json
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, NamedTuple, Self
 
 import torch
 import torch.nn.functional as F
@@ -22,6 +22,7 @@ from transformers.utils import logging as hf_logging
 
 from kernels.cache import FixedCache, KVCache, LentCache, RaggedKVCache
 from kernels.window import additive, causal_mask
+from stages.common.hub import local_folder
 
 Cache = KVCache | RaggedKVCache | LentCache | FixedCache  # what attention layers may be given: they ask for `update`
 HEAD_SETTINGS = {"logits_scaling": 1, "logit_scale": 1, "final_logit_softcapping": None}  # of a plain linear head
@@ -249,6 +250,18 @@ def end_ids_of(folder: Path) -> list[int]:
     if ids is None:
         return []
     return sorted({int(i) for i in (ids if isinstance(ids, list | tuple) else [ids])})
+
+
+class Sizes(NamedTuple):
+    """What a model's configuration says, without its weights."""
+
+    context_limit: int
+    vocab: int  # rows of the head, those beyond the tokenizer's ids included
+
+
+def sizes_of(folder: Path) -> Sizes:
+    config = AutoConfig.from_pretrained(local_folder(folder)).get_text_config()
+    return Sizes(config.max_position_embeddings, config.vocab_size)
 
 
 def config_digest(folder: Path) -> str:
