@@ -78,30 +78,16 @@ def test_two_processes_write_the_bytes_of_one_also_after_a_kill_at_another_numbe
     assert "text/s" not in logs["2_1"], "one process shows the progress"
 
 
-def test_launch_starts_torchrun_once(place, monkeypatch):
-    started = []
-    monkeypatch.setattr(parallel.subprocess, "run", lambda words, **_: started.append(words) or Done(0))
-    monkeypatch.setattr(sys, "argv", ["stages/trajectories/__main__.py", "tiny"])
+def test_a_stage_that_was_launched_does_nothing_itself(place, monkeypatch):
+    asked = []
+    monkeypatch.setattr(parallel, "launch", lambda run, processes: asked.append((run, processes)) or processes > 1)
     write_params(processes=2)
     main(RUN)
-    (words,) = started
-    assert words[words.index("torch.distributed.run") :][1:] == [
-        "--standalone",
-        "--nproc-per-node=2",
-        "-m",
-        "stages.trajectories",
-        "tiny",
-    ]
-    assert not store.trajectories_file("tiny").exists(), "the processes do the work"
-    monkeypatch.setenv("WORLD_SIZE", "1")
+    assert not store.trajectories_file("tiny").exists()
+    write_params()
     main(RUN)
-    assert len(started) == 1
     assert store.trajectories_file("tiny").exists()
-
-
-@dataclass
-class Done:
-    returncode: int
+    assert asked == [(RUN, 2), (RUN, 1)]
 
 
 @pytest.mark.slow
