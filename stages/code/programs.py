@@ -13,7 +13,7 @@ STAGES = Path("stages")
 METHODS = STAGES / "evaluate" / "methods"
 NO_STAGE = ("code", "generate")  # this one, and the terminal front end
 DOWNLOADS = ("models", "corpus", "benchmark")  # functions of one program, which import what they need
-OF_ANY_METHOD = ("plan", "sweep")
+OF_ANY_METHOD = ("export", "plan", "sweep")
 
 
 def programs() -> dict[str, list[Path]]:
