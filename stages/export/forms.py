@@ -200,6 +200,7 @@ class Maker:
         assert all(name.startswith("body.embed_tokens") for name in missing), missing
         if lora.saved(folder):
             lora.load(drafter, folder)
+            lora.merge(drafter)
         device = self.verifier.device.type
         drafter = drafter.to(device=device, dtype=self.dtype).eval().requires_grad_(False)
         if can_pack(device, self.dtype):
