@@ -279,3 +279,33 @@ def test_a_drafter_that_proposes_nothing_shows_nothing():
     silent = [gate.Turns("p", [5, 6], [0], [([], [])])]
     with pytest.raises(ValueError, match="proposed nothing on 1 prompts"):
         gate.refuse_difference(Path("x"), silent, silent)
+
+
+@pytest.mark.parametrize("merge", [True, False])
+def test_an_adapter_is_exported_as_weights_or_beside_those_of_its_base(place, merge):
+    pytest.importorskip("peft")
+    from stages.common import lora
+
+    document = json.loads(Path(params.PARAMS).read_text())
+    document["export"]["merge"] = merge
+    Path(params.PARAMS).write_text(json.dumps(document))
+    causal_lm = load_causal_lm(store.verifier_folder("tiny"), torch.float32)
+    drafter = prune(causal_lm, layers=[0, 2], d2t=torch.tensor(SOME), vocab_size=VOCABULARY)
+    lora.attach(drafter, lora.Lora(rank=2, alpha=4.0, targets=("q_proj", "down_proj"), merge=False), seed=0)
+    stir(drafter)
+    card = DrafterCard(
+        kind="masked_window",
+        block_size=3,
+        mask_token_id=drafter.mask_id,
+        steps=1,
+        shift="left",
+        prefix="own",
+        layers=(0, 2),
+        **common("streak", len(SOME)),
+    )
+    with store.replace_folder(store.drafter_folder("tiny", "streak")) as out:
+        save_drafter(out, drafter, card)
+    folder = export("streak")
+    assert lora.saved(folder) == (not merge)
+    names = load_file(folder / "model.safetensors").keys()
+    assert not [name for name in names if "lora" in name or "base_layer" in name]
