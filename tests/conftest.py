@@ -11,7 +11,7 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 @pytest.hookimpl(tryfirst=True)  # before xdist's own, which reads the groups
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
-        shared = "smoke" in getattr(item, "fixturenames", ())
-        item.add_marker(pytest.mark.xdist_group("smoke" if shared else item.path.stem))
+        shared = [name for name in ("smoke", "finished") if name in getattr(item, "fixturenames", ())]
+        item.add_marker(pytest.mark.xdist_group(shared[0] if shared else item.path.stem))
     # What takes longest starts first: the smoke run, then the other runs of dvc.
     items.sort(key=lambda item: ("smoke" not in getattr(item, "fixturenames", ()), item.path.parent.name != "pipeline"))

@@ -13,7 +13,7 @@ STAGES = Path("stages")
 METHODS = STAGES / "evaluate" / "methods"
 NO_STAGE = ("code", "generate", "plan")  # this one, the terminal front end, and the estimator
 DOWNLOADS = ("models", "corpus", "benchmark")  # functions of one program, which import what they need
-OF_ANY_METHOD = ("grid", "sweep")
+OF_ANY_METHOD = ("export", "grid", "sweep")
 
 
 def programs() -> dict[str, list[Path]]:

@@ -11,7 +11,7 @@ import hashlib
 import inspect
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, NamedTuple, Self
 
 import torch
 from torch import Tensor, nn
@@ -187,6 +187,18 @@ def end_ids_of(folder: Path) -> list[int]:
     if ids is None:
         return []
     return sorted({int(i) for i in (ids if isinstance(ids, list | tuple) else [ids])})
+
+
+class Sizes(NamedTuple):
+    """What a model's configuration says, without its weights."""
+
+    context_limit: int
+    vocab: int  # rows of the head, those beyond the tokenizer's ids included
+
+
+def sizes_of(folder: Path) -> Sizes:
+    config = AutoConfig.from_pretrained(hub.local_folder(folder)).get_text_config()
+    return Sizes(bodies.reach(config), config.vocab_size)
 
 
 def config_digest(folder: Path) -> str:

@@ -62,6 +62,11 @@ def checkpoint_folder(profile: str, objective: str, step: int) -> Path:
     return checkpoints_folder(profile, objective) / f"step_{step}"
 
 
+def export_folder(profile: str, drafter: str) -> Path:
+    """A drafter as a folder for others."""
+    return DATA / profile / "exports" / drafter
+
+
 def manifest_file(profile: str, method: str) -> Path:
     """Which drafter a method decodes with, and its hash."""
     return DATA / profile / "drafts_with" / f"{method}.json"
@@ -93,6 +98,7 @@ def stage_of(path: str | Path) -> str:
         ("curves", "adapt" if Path(path).stem == "adapt" else "distill baselines"),
         ("checkpoints", "distill"),
         ("drafters_of_size", "sizes"),
+        ("exports", "export"),
         ("drafts_with", "drafter"),
         ("cells", "evaluate"),
         ("grids", "grid"),

@@ -1,179 +1,177 @@
-"""Decode the corpus shard by shard; a shard that is whole on disk is not decoded again.
+"""The stage's work: which shards are missing, who decodes them, and the outputs put together.
 
-Shards are runs of the corpus in its own order, so a resumed run decodes the very batches of an undisturbed
-one, and the output has the same bytes.
+Several processes share the shards that are missing; which of them decoded one leaves no trace, and the first puts all
+together, in the corpus's order.
 """
 
-import os
-import shutil
-from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 
+import torch
 from tqdm import tqdm
 
-from stages.common import contexts, provenance, scratch, store
-from stages.common.decode import decode_batch
+from stages.common import provenance, scratch, store
+from stages.common.decode import Decoded, decode_batch
 from stages.common.entry import Device
-from stages.common.models import Verifier, load_tokenizer, load_verifier, resolve_dtype
-from stages.common.params import Between, Count, Natural, NonNegative
+from stages.common.models import load_tokenizer, load_verifier, resolve_dtype, sizes_of
+from stages.trajectories import vllm
+from stages.trajectories.params import Trajectories, Vllm
+from stages.trajectories.ranks import Ranks, together
+from stages.trajectories.shards import Shards
 
 ROOT = Path(__file__).parents[2]
 # Whatever can change an answer: an edit of any of them starts the run over.
 CODE = (
     *(ROOT / "kernels" / f"{name}.py" for name in ("cache", "sampling", "window")),
     *(ROOT / "stages" / "common" / f"{name}.py" for name in ("contexts", "decode", "models")),
-    ROOT / "stages" / "trajectories" / "write.py",
+    *(ROOT / "stages" / "trajectories" / f"{name}.py" for name in ("shards", "vllm", "write")),
 )
 
-
-@dataclass(frozen=True, kw_only=True)
-class Trajectories:
-    """`<profile>.trajectories`."""
-
-    temperature: NonNegative  # the verifier's own, T_v
-    top_k: Natural  # 0: all
-    top_p: Annotated[float, Between(1e-6, 1.0)]
-    max_new_tokens: Count
-    batch_size: Count  # texts decoded side by side
-    keep_layers: tuple[int, ...]  # of the verifier, whose keys and values are kept for drafters that read them
-    shard_size: Count  # texts between two saves
-
-    def __post_init__(self) -> None:
-        if len(set(self.keep_layers)) < len(self.keep_layers):
-            raise ValueError(f"keep_layers: {list(self.keep_layers)} names a layer twice; write each once")
+Progress = Callable[[int, int], None]  # of a pass: the tokens and the finished texts it brought
+Decode = Callable[[Sequence[str], Sequence[list[int]], Progress], list[Decoded]]  # of ids and prompts, in their order
 
 
 def write_trajectories(profile: str, params: Trajectories, *, seed: int, device: Device) -> None:
-    """Read the corpus and the verifier of a profile, write its trajectories."""
+    """Read the corpus and the verifier of a profile, write its trajectories; called in every process of the run."""
+    with together() as ranks:
+        _write(profile, params, seed=seed, device=device, ranks=ranks)
+
+
+def _write(profile: str, params: Trajectories, *, seed: int, device: Device, ranks: Ranks) -> None:
+    check_ranks(params, device, ranks)
     corpus_path, model_path = store.corpus_file(profile), store.verifier_folder(profile)
     corpus = store.read_parquet(corpus_path, store.PROMPTS)
-    check_ids(corpus_path, [row["id"] for row in corpus])
-    dtype = resolve_dtype(device.dtype, device.name)
-    stamp = provenance.stamp(device=device.name, dtype=dtype)
+    ids = [row["id"] for row in corpus]
+    check_ids(corpus_path, ids)
+    place, dtype = ranks.device(device.name), resolve_dtype(device.dtype, device.name)
+    made_with: dict[str, Any] = {
+        "stamp": provenance.stamp(device=place, dtype=dtype),
+        "profile": profile,
+        "seed": seed,
+        "params": params.described(),
+    }
+    if isinstance(params.engine, Vllm):
+        made_with["engine"] = {"name": "vllm", "version": vllm.version()}
     mark = scratch.fingerprint(
-        {"trajectories": params, "seed": seed, "stamp": stamp},
+        made_with,
         {"corpus": store.sha256_file(corpus_path), "verifier": store.sha256_folder(model_path)},
         CODE,
     )
     tokenizer = load_tokenizer(model_path)
     prompts = [tokenizer.encode_prompt(row["turns"]) for row in corpus]
-    verifier = load_verifier(model_path, dtype=dtype, device=device.name)
-    check_prompts(corpus_path, corpus, prompts, limit=verifier.context_limit)
+    check_prompts(corpus_path, corpus, prompts, limit=sizes_of(model_path).context_limit)
+    shards = Shards(scratch.scratch_folder(mark), ids, prompts, params, seed=seed)
 
-    rows: list[dict[str, Any]] = []
-    files: dict[str, str] = {}
-    unfinished = scratch.scratch_folder(mark)
-    with tqdm(total=len(corpus), desc="trajectories", unit="text", smoothing=0, mininterval=1.0) as bar:
-        for number, shard in enumerate(
-            decode_shards(
-                verifier,
-                [row["id"] for row in corpus],
-                prompts,
-                params,
-                seed=seed,
-                folder=unfinished,
-                bar=bar,
-            )
-        ):
-            rows += shard
-            if params.keep_layers:
-                files |= {row["id"]: contexts_name(number) for row in shard if row["output_ids"]}
-    with store.replace_folder(store.contexts_folder(profile)) as out:
-        for name in sorted(set(files.values())):
-            link_or_copy(unfinished / name, out / name)
-        contexts.write_index(out, params.keep_layers, files)
-    made_with = {"stamp": stamp, "profile": profile, "seed": seed, "params": asdict(params)}
-    made_with["command"] = provenance.command()
-    store.write_parquet(store.trajectories_file(profile), rows, store.TRAJECTORIES, made_with)
-    scratch.discard(mark)
+    missing = [number for number in range(shards.count) if shards.stored(number) is None]
+    ranks.wait()  # nobody writes before all have looked: all find the same ones missing
+    mine = missing[ranks.rank :: ranks.world]
+    if mine:
+        engine = start_vllm if isinstance(params.engine, Vllm) else start_transformers
+        decode = engine(model_path, params, prompts, words=tokenizer.size, seed=seed, dtype=dtype, place=place)
+        decode_shards(shards, decode, mine, ranks=ranks)
+    ranks.wait()
+    if ranks.rank == 0:
+        rows = shards.put_together(store.contexts_folder(profile))
+        made_with["command"] = provenance.command()
+        store.write_parquet(store.trajectories_file(profile), rows, store.TRAJECTORIES, made_with)
+        scratch.discard(mark)
+    ranks.wait()
 
 
-def decode_shards(
-    verifier: Verifier,
-    ids: Sequence[str],
-    prompts: Sequence[list[int]],
-    params: Trajectories,
-    *,
-    seed: int,
+def start_transformers(
     folder: Path,
-    bar: Any,
-) -> Iterator[list[dict[str, Any]]]:
-    """The rows of each shard in turn: read back if an earlier run finished it, else decoded and saved."""
-    tokens = 0
+    params: Trajectories,
+    prompts: Sequence[list[int]],
+    *,
+    words: int,
+    seed: int,
+    dtype: torch.dtype,
+    place: str,
+) -> Decode:
+    """The decoder of this project over a verifier of transformers."""
+    verifier = load_verifier(folder, dtype=dtype, device=place)
 
-    def advance(new_tokens: int, finished: int) -> None:
-        nonlocal tokens
-        tokens += new_tokens
-        bar.set_postfix_str(f"{tokens / max(bar.format_dict['elapsed'], 1e-9):.0f} tokens/s", refresh=False)
-        bar.update(finished)
+    def decode(ids: Sequence[str], prompts: Sequence[list[int]], progress: Progress) -> list[Decoded]:
+        return decode_batch(
+            verifier,
+            prompts,
+            keys=ids,
+            seed=seed,
+            temperature=params.temperature,
+            max_new_tokens=params.max_new_tokens,
+            batch_size=params.batch_size,
+            top_k=params.top_k,
+            top_p=params.top_p,
+            keep_layers=params.keep_layers,
+            progress=progress,
+        )
 
-    for number, start in enumerate(range(0, len(ids), params.shard_size)):
-        span = slice(start, start + params.shard_size)
-        path = folder / f"shard_{number:05}.parquet"
-        context = folder / contexts_name(number) if params.keep_layers else None
-        rows = finished_shard(path, ids[span])
-        if rows is not None and context is not None:
-            rows = rows if contexts.holds(context, [row["id"] for row in rows if row["output_ids"]]) else None
-        if rows is not None:
-            # Not this run's work: it must not count in the rate that the time left is told from.
-            bar.initial += len(rows)
-            bar.update(len(rows))
-        else:
-            decoded = decode_batch(
-                verifier,
-                prompts[span],
-                keys=ids[span],
-                seed=seed,
-                temperature=params.temperature,
-                max_new_tokens=params.max_new_tokens,
-                batch_size=params.batch_size,
-                top_k=params.top_k,
-                top_p=params.top_p,
-                keep_layers=params.keep_layers,
-                progress=advance,
-            )
-            if context is not None:
-                kept = zip(ids[span], decoded, strict=True)
-                contexts.write_shard(context, {name: text.context for name, text in kept if text.context is not None})
-            rows = [
-                {
-                    "id": prompt_id,
-                    "prompt_ids": prompt,
-                    "output_ids": answer.output_ids,
-                    "finish_reason": answer.finish_reason,
-                    "temperature": params.temperature,
-                    "seed": seed,
-                }
-                for prompt_id, prompt, answer in zip(ids[span], prompts[span], decoded, strict=True)
-            ]
-            store.write_parquet(path, rows, store.TRAJECTORIES, {})
-        yield rows
+    return decode
 
 
-def contexts_name(number: int) -> str:
-    """The file of one shard's contexts."""
-    return f"{number:05}.safetensors"
+def start_vllm(
+    folder: Path,
+    params: Trajectories,
+    prompts: Sequence[list[int]],
+    *,
+    words: int,
+    seed: int,
+    dtype: torch.dtype,
+    place: str,
+) -> Decode:
+    """vLLM, which tells of a shard when it is whole. `prompts`: all of the corpus."""
+    engine = vllm.Engine(
+        folder, params, seed=seed, dtype=dtype, longest=max(map(len, prompts)), words=words, sizes=sizes_of(folder)
+    )
+
+    def decode(ids: Sequence[str], prompts: Sequence[list[int]], progress: Progress) -> list[Decoded]:
+        decoded = engine.decode(ids, prompts)
+        progress(sum(len(text.output_ids) for text in decoded), len(decoded))
+        return decoded
+
+    return decode
 
 
-def finished_shard(path: Path, ids: Sequence[str]) -> list[dict[str, Any]] | None:
-    """Rows of a whole shard of just these prompts; None if it is absent or damaged, and must be decoded."""
-    if not path.exists():
-        return None
-    try:
-        rows = store.read_parquet(path, store.TRAJECTORIES)
-    except ValueError:
-        return None
-    return rows if [row["id"] for row in rows] == list(ids) else None
+def decode_shards(shards: Shards, decode: Decode, mine: Sequence[int], *, ranks: Ranks) -> None:
+    """Decode and save these shards in turn. The first process shows how far it is with its own share."""
+    share = sum(len(shards.ids_of(number)) for number in mine)
+    before = len(shards.ids) - share if ranks.world == 1 else 0  # an earlier run's work: no part of the rate
+    name = "trajectories" if ranks.world == 1 else f"trajectories, process 1 of {ranks.world}"
+    with tqdm(
+        total=before + share,
+        initial=before,
+        desc=name,
+        unit="text",
+        smoothing=0,
+        mininterval=1.0,
+        disable=ranks.rank > 0,
+    ) as bar:
+        tokens = 0
+
+        def advance(new_tokens: int, finished: int) -> None:
+            nonlocal tokens
+            tokens += new_tokens
+            if not bar.disable:
+                bar.set_postfix_str(f"{tokens / max(bar.format_dict['elapsed'], 1e-9):.0f} tokens/s", refresh=False)
+            bar.update(finished)
+
+        for number in mine:
+            shards.save(number, decode(shards.ids_of(number), shards.prompts_of(number), advance))
 
 
-def link_or_copy(source: Path, target: Path) -> None:
-    """A second name of a file where the file system has such; contexts are large."""
-    try:
-        os.link(source, target)
-    except OSError:
-        shutil.copyfile(source, target)
+def check_ranks(params: Trajectories, device: Device, ranks: Ranks) -> None:
+    """Several processes each load a whole verifier: nothing that is itself spread over them or over all GPUs."""
+    if ranks.world == 1:
+        return
+    if isinstance(params.engine, Vllm):
+        raise ValueError("trajectories.engine: vLLM starts its own processes; run this stage as one, without torchrun")
+    placement = getattr(getattr(device, "placement", None), "verifier", "one")
+    if placement != "one":
+        raise ValueError(
+            f"device.placement.verifier: {placement}: {ranks.world} processes of trajectories each load a verifier of "
+            "their own on one GPU; write trajectories.processes: 1 (placement auto), or engine: {name: vllm, ...}"
+        )
 
 
 def check_ids(path: Path, ids: Sequence[str]) -> None:

@@ -8,6 +8,7 @@ import pytest
 from stages.code.imports import closure, imports_of, module_file, project_files
 
 MAY_IMPORT = {
+    "export": {"evaluate"},  # what is exported must be accepted by its engine as before
     "generate": {"evaluate"},  # a front end to the evaluate stage's engine, not a stage of the graph
     "grid": {"evaluate"},
     "sweep": {"evaluate"},  # cells at other settings, by the same engine

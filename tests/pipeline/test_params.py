@@ -42,6 +42,7 @@ def test_every_key_of_params_is_declared_by_a_stage(graph):
         "objectives",
         "features",
         "baselines",
+        "exports",
         "sizes",
         "sweeps",
         "reasoning",
@@ -87,7 +88,7 @@ def test_stages_read_what_they_declare(graph, smoke, notes):
         if stage.words not in notes:
             continue
         # a grid may be of any method, and reads the sections of those it is of
-        ours = {f"{stage.words[1]}.evaluate"} if stage.name.startswith("grid@") else set()
+        ours = {f"{stage.words[1]}.evaluate"} if stage.name.startswith(("grid@", "export@")) else set()
         keys = {key for name in set(stage.params) - names - ours for key in leaves(value(document, name), name)}
         if unread := keys - set(notes[stage.words]["read"]):
             idle[stage.name] = sorted(unread)

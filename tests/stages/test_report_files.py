@@ -254,3 +254,11 @@ def test_no_colour_is_a_word(workplace: None) -> None:
     Path("params.yaml").write_text(Path("params.yaml").read_text().replace("'#CC79A7'", "pink"))
     with pytest.raises(ParamError, match=r"phases\.draft: 'pink' is not a colour"):
         load(ReportParams, "report")
+
+
+def test_a_cell_pulled_from_another_machine_is_no_part_of_a_ratio(workplace: None) -> None:
+    """`dvc pull` and DVC's run-cache bring cells from wherever they were timed."""
+    put_cell("cpu", "humaneval", "specdiff2_tree", rows_of("humaneval", "specdiff2_tree"), device="A100", cores=64)
+    with pytest.raises(ValueError, match=r"humaneval/specdiff2_tree: cores 64, device A100") as error:
+        make()
+    assert str(error.value).endswith("dvc repro -f -s evaluate@cpu-humaneval-specdiff2_tree")

@@ -1,0 +1,1 @@
+"""A trained drafter as a folder to publish or to serve."""
