@@ -59,11 +59,13 @@ def check(
     declared = dict.fromkeys(shared_templates, 0)
     for split, items in splits.items():
         for item in items:
-            exact = corpus.exact(item.text)
+            texts = (item.text, *item.more)
+            exact = [name for text in texts for name in corpus.exact(text)]
             pairs += [Pair(item.id, name, None) for name in exact]
             near = [
                 Pair(item.id, name, share)
-                for name, share in corpus.near(item.text, overlap=guard.overlap)
+                for text in texts
+                for name, share in corpus.near(text, overlap=guard.overlap)
                 if name not in exact
             ]
             if split in declared:

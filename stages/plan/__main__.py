@@ -74,13 +74,13 @@ def planned(
 
 
 def chosen_prompts(profile: str, sweep: Sweep, key: str) -> list[dict[str, str]]:
-    """The split's first prompts: id and hash of their ids."""
+    """The split's first prompts, later turns of a chat left out: id and hash of their ids."""
     known = keys_at(profile, "download", "benchmarks")
     if sweep.benchmark not in known:
         there = ", ".join(known)
         raise ParamError(f"params.yaml: {key}.benchmark: no benchmark {sweep.benchmark!r}; there are {there}")
     rows = store.read_parquet(store.prompts_file(profile, sweep.benchmark), store.PROMPTS)
-    mine = [row for row in rows if row["split"] == sweep.split]
+    mine = [row for row in rows if row["split"] == sweep.split and len(row["turns"]) == 1]
     if not mine:
         splits = sorted({row["split"] for row in rows})
         raise ParamError(f"params.yaml: {key}.split: no split {sweep.split!r}; there are {', '.join(splits)}")
