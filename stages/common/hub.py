@@ -43,9 +43,7 @@ def local_folder(folder: Path) -> Path:
     if not (folder / MANIFEST).exists():
         return folder
     manifest = store.read_json(folder / MANIFEST)
-    found = cached_files(
-        manifest, remedy="run `dvc repro --force models` to fetch it (`dvc repro models` takes it as done)"
-    )
+    found = cached_files(manifest, remedy="run `dvc repro models` with --force, which fetches it again")
     name, path = next(iter(found.items()))
     return path.parents[name.count("/")]
 

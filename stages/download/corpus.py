@@ -35,7 +35,7 @@ def make_corpus(
     for name, part in params.parts.items():
         if part.turns != "first":
             raise ParamError(
-                f"params.yaml: {profile}.download.corpus.parts.{name}.turns: training takes first turns only"
+                f"params.yaml: {profile}.download.corpus.parts.{name}.turns: training takes the first only"
             )
         pool = items_of(part, name=name, held_out=held_out, magpie=magpie)
         single = without_duplicates(pool)

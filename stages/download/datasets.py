@@ -18,16 +18,12 @@ DEFAULT = "default"
 def files_of(card: str, names: Sequence[str], *, config: str | None, split: str, where: str) -> list[str]:
     """The files in order. card: README.md, or nothing. ValueError lists what there is."""
     declared = _declared(card, where)
-    if declared:
-        patterns = _patterns(declared, config, split, where)
-    else:
-        patterns = list(_conventional(config, split))
+    patterns = _patterns(declared, config, split, where) if declared else list(_conventional(config, split))
     found = [name for pattern in patterns for name in sorted(names) if _matches(name, pattern)]
     if not found:
         there = ", ".join(name for name in sorted(names) if name.endswith(READABLE)) or "no file that can be read"
-        raise ValueError(
-            f"{where}: no file of split {split!r}, config {config or DEFAULT!r}; name `file` (there: {there})"
-        )
+        wanted = f"split {split!r}, config {config or DEFAULT!r}"
+        raise ValueError(f"{where}: no file of {wanted}; name `file` (there: {there})")
     if odd := [name for name in found if not name.endswith(READABLE)]:
         raise ValueError(f"{where}: {odd[0]} is none of {', '.join(READABLE)}; name another `file`")
     return list(dict.fromkeys(found))
@@ -53,7 +49,7 @@ def _patterns(declared: Mapping[str, Any], config: str | None, split: str, where
     only = next(iter(declared)) if len(declared) == 1 else None
     marked = next((name for name, entry in declared.items() if entry.get("default")), None)
     chosen = config or (DEFAULT if DEFAULT in declared else marked or only)
-    if chosen not in declared:
+    if chosen is None or chosen not in declared:
         raise ValueError(f"{where}: no config {chosen or config!r}; write one of {', '.join(declared)}")
     folder, data = str(declared[chosen].get("data_dir") or ""), declared[chosen]["data_files"]
     by_split: dict[str, list[str]] = {}

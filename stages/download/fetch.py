@@ -3,9 +3,9 @@
     manifest = fetch("Qwen/Qwen2.5-14B-Instruct", revision="<commit>", files=None)
 
 What can go wrong is asked ahead of the first large byte: the repository, the commit, the names, access to a gated
-repository and room on the disk. Every file's SHA-256 goes into the manifest: read from the file once, compared with what
-the hub says it holds and with what params pin; a note in data/scratch saves a second reading while size and time of the
-file stay. Without network (HF_HUB_OFFLINE=1) a complete cache will do.
+repository and room on the disk. Every file's SHA-256 goes into the manifest: read from the file once, compared with
+what the hub says it holds and with what params pin; a note in data/scratch saves a second reading while size and time
+of the file stay. Without network (HF_HUB_OFFLINE=1) a complete cache will do.
 """
 
 import difflib
@@ -55,7 +55,7 @@ def fetch(
     for name in names or ():
         if name.endswith((*PICKLES, ".py")):
             raise ParamError(
-                f"{repo}: files: {name} runs code when it is loaded; name safetensors and plain text, or write files: null"
+                f"{repo}: files: {name} can run code when it is loaded; name safetensors, or write files: null"
             )
     note = _note(repo, revision, repo_type)
     facts = _read_note(note, repo, revision, repo_type, names)
@@ -104,7 +104,7 @@ def listing(repo: str, *, revision: str, repo_type: RepoType) -> dict[str, Remot
         api = HfApi(endpoint=_endpoint())
         info = api.repo_info(repo, revision=revision, repo_type=repo_type, files_metadata=True, timeout=60)
     found = {}
-    for file in info.siblings or []:
+    for file in getattr(info, "siblings", None) or []:
         sha256 = file.lfs["sha256"] if file.lfs else None
         found[file.rfilename] = Remote(file.size or 0, sha256, None if sha256 else file.blob_id)
     return found
@@ -173,9 +173,8 @@ def _download(repo: str, revision: str, repo_type: RepoType, names: Sequence[str
     _refuse_full_disk(repo, sum(there[name].size for name in missing))
     with explained(repo, revision, repo_type):
         url = hf_hub_url(repo, missing[0], repo_type=repo_type, revision=revision, endpoint=_endpoint())
-        get_hf_file_metadata(
-            url, token=get_token(), timeout=60
-        )  # the list of a gated repository is public, this is not
+        # the names in a gated repository are public, this is not
+        get_hf_file_metadata(url, token=get_token(), timeout=60)
     for name in missing:
         with explained(repo, revision, repo_type):
             hf_hub_download(
@@ -194,8 +193,8 @@ def _refuse_full_disk(repo: str, size: int) -> None:
     free = shutil.disk_usage(there).free
     if size > free:
         raise ValueError(
-            f"{repo}: {_gigabytes(size)} to download, {_gigabytes(free)} free at {there}; make room there, or set HF_HOME "
-            "to a folder of a larger disk"
+            f"{repo}: {_gigabytes(size)} to download, {_gigabytes(free)} free at {there}; make room there, or set "
+            "HF_HOME to a folder of a larger disk"
         )
 
 
@@ -211,9 +210,8 @@ def _verified(repo: str, revision: str, repo_type: RepoType, name: str, remote: 
             digest.update(part)
     sha256, git = (digest.hexdigest() for digest in hashes.values())
     if (remote.sha256 or sha256) != sha256 or (remote.git or git) != git:
-        raise ValueError(
-            f"{repo} at {revision}: {path} is not what the hub holds; delete {path.resolve()} and run again"
-        )
+        wrong = "its contents are not those that the hub holds"
+        raise ValueError(f"{repo} at {revision}: {name}: {wrong}; delete {path.resolve()} and {path}, then run again")
     return {"sha256": sha256, "size": status.st_size, "mtime_ns": status.st_mtime_ns}
 
 

@@ -20,7 +20,9 @@ from huggingface_hub.errors import (
 from stages.common import hub
 from stages.common.hub import RepoType
 
-TRANSPORT = HfHubHTTPError.__mro__[1]  # every error of the HTTP client, whichever huggingface_hub uses
+TRANSPORT: type[Exception] = HfHubHTTPError.__mro__[
+    1
+]  # every error of the HTTP client, whichever the hub's library has
 UNKNOWN = 401  # the hub's answer to a wrong token and, without one, to a name that it does not show
 
 
@@ -81,8 +83,8 @@ def _answered(error: HfHubHTTPError, repo: str, where: str) -> str:
 
 def _no_network(repo: str, where: str, error: BaseException) -> str:
     return (
-        f"{repo}: no way to {where} ({type(error).__name__}: {_line(error)}); check network and proxy, or set HF_HUB_OFFLINE=1 "
-        "if the cache is complete"
+        f"{repo}: no way to {where} ({type(error).__name__}: {_line(error)}); check network and proxy, or set "
+        "HF_HUB_OFFLINE=1 if the cache is complete"
     )
 
 

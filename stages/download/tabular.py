@@ -81,10 +81,10 @@ def _item(record: Record, fields: Fields, name: str) -> Item:
         return record.value[field]
 
     prompt = get(fields.prompt)
-    turns = prompt if isinstance(prompt, list) and prompt else [prompt]
-    for turn in turns:
-        if not isinstance(turn, str) or not turn.strip():
-            raise ValueError(f"{record.place}: field {fields.prompt!r} holds no text; repair or remove the line")
+    listed = prompt if isinstance(prompt, list) else [prompt]
+    turns = [turn for turn in listed if isinstance(turn, str) and turn.strip()]
+    if not turns or len(turns) < len(listed):
+        raise ValueError(f"{record.place}: field {fields.prompt!r} holds no text; repair or remove the line")
     reference = None if fields.reference is None else str(get(fields.reference))
     category = name if fields.category is None else str(get(fields.category))
     number = f"{name}-{record.number}" if fields.id is None else str(get(fields.id))

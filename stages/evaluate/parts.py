@@ -72,7 +72,7 @@ def method_drafter(
 
 
 def read_prompts(profile: str, benchmark: str, tokenizer: Tokenizer) -> list[Prompt]:
-    """The benchmark's prompts as ids, which must be the ids it was checked with; later turns of a chat as they follow."""
+    """The benchmark's prompts as ids, which must be the ids it was checked with; of a chat every turn it asks for."""
     path = store.prompts_file(profile, benchmark)
     found = []
     for row in store.read_parquet(path, store.PROMPTS):

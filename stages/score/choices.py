@@ -1,4 +1,4 @@
-r"""The letter that a text chooses (GPQA): the last box, else what the last "answer is" names, else a last line that is one.
+r"""The letter that a text chooses (GPQA): in the last box, else behind the last "answer is", else the last line.
 
     \boxed{B}   \boxed{\text{(B)}}   The answer is **(B)**.   Answer: B) ice   B
 
@@ -12,9 +12,8 @@ from stages.score.extract import boxed
 _DRESSED = re.compile(r"\\(?:text|textbf|mathrm|mathbf)\s*\{([^{}]*)\}")
 _LETTER = r"[\s*_(\[$\"']*([A-Z])(?![A-Za-z'’])[)\]*_]*"
 _ALONE = re.compile(rf"{_LETTER}(?:[.):,].*|\s*)", re.DOTALL)
-_ANNOUNCED = re.compile(
-    rf"(?i:\b(?:answer|choice|option)\b[ \w*_]{{0,40}}?(?:\bis\b|:|=)[\s:*_]*(?:(?:option|choice)\s+)?){_LETTER}(?=[\s.,:;$]|$)"
-)
+_SAID = r"\b(?:answer|choice|option)\b[ \w*_]{0,40}?(?:\bis\b|:|=)[\s:*_]*(?:(?:option|choice)\s+)?"
+_ANNOUNCED = re.compile(rf"(?i:{_SAID}){_LETTER}(?=[\s.,:;$]|$)")
 
 
 def letter(text: str) -> str | None:

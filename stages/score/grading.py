@@ -14,7 +14,7 @@ class Score:
     """`<profile>.score`. graders: by benchmark; `answer` and `choice` (a letter) compare with the reference, `code`
     runs it as tests."""
 
-    graders: dict[str, Literal["answer", "choice", "code"]]
+    graders: dict[str, Literal["answer", "code", "choice"]]
     code: Limits
 
 
@@ -32,8 +32,8 @@ class Grader:
         if benchmark not in params.graders:
             known = ", ".join(params.graders)
             raise ValueError(
-                f"params.yaml: {profile}.score.graders: no grader for {benchmark!r}; add it there (answer, choice, code) or "
-                f"take the sweep out of `graded`. There are {known}"
+                f"params.yaml: {profile}.score.graders: no grader for {benchmark!r}; add it there (answer, code, "
+                f"choice) or take the sweep out of `graded`. There are {known}"
             )
         self.kind = params.graders[benchmark]
         self.limits = params.code
