@@ -98,8 +98,8 @@ def _report(pairs: Sequence[Pair]) -> str:
     return "\n".join(
         [
             f"{len(pairs)} benchmark prompts stand in the training corpus; change seed, modules or file of "
-            "that part of download.corpus, or declare the split in shared_templates if its near duplicates "
-            "are meant:",
+            "that part of download.corpus, name them in its source's `omit`, or declare the split in "
+            "shared_templates if its near duplicates are meant:",
             *lines,
         ]
     )

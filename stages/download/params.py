@@ -11,7 +11,7 @@ from stages.common.params import Between, Count, Natural, NonNegative
 
 PROMPT = "{prompt}"
 Template = dict[str, int | float | str | bool]  # keyword arguments of the chat template: {enable_thinking: false}
-LATER = {"form": None, "turns": "first"}  # settings that came later, and what stands for their absence
+LATER = {"form": None, "omit": (), "turns": "first"}  # settings that came later, and what stands for their absence
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -26,10 +26,14 @@ class Fields:
 
 @dataclass(frozen=True, kw_only=True)
 class Rows:
-    """How rows become prompts: by the names of their fields, or by the form of a known data set (forms.py)."""
+    """How rows become prompts: by the names of their fields, or by the form of a known data set (forms.py).
+
+    omit: ids of rows to leave out, such as training prompts that the guard finds in a benchmark.
+    """
 
     fields: Fields | None = None
     form: Literal["gsm8k", "mbpp", "gpqa", "livecodebench", "alpaca"] | None = None
+    omit: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         if (self.fields is None) == (self.form is None):

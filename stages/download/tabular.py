@@ -69,6 +69,9 @@ def parse(rows: Sequence[Record], source: Rows, *, name: str, where: str) -> lis
             raise ValueError(f"{record.place}: id {item.id!r} stands in {seen[item.id]} too")
         seen[item.id] = place
         items.append(item)
+    if unknown := sorted(set(source.omit) - set(seen)):
+        raise ValueError(f"{where}: omit: no row has the id {unknown[0]!r}; correct or drop it")
+    items = [item for item in items if item.id not in source.omit]
     if not items:
         raise ValueError(f"{where}: holds no prompt; name a file with at least one line")
     return items
