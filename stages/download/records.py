@@ -21,19 +21,19 @@ class Record(NamedTuple):
     value: dict[str, Any]
 
 
-def read(content: bytes, *, where: str) -> list[Record]:
-    """Rows of a file's contents; the ending of `where` says the format, and whatever else is JSON lines.
+def read(content: bytes, *, where: str) -> Iterator[Record]:
+    """Rows of a file's contents, one at a time; the ending of `where` says the format, and whatever else is JSON lines.
 
     ValueError names the line or row that cannot be read.
     """
     if where.endswith(".parquet"):
-        return list(_parquet(content, where))
+        return _parquet(content, where)
     text = _text(content, where)
     if where.removesuffix(".gz").endswith(".csv"):
-        return list(_csv(text, where))
+        return _csv(text, where)
     if where.removesuffix(".gz").endswith(".json") and text.lstrip().startswith("["):
-        return list(_json(text, where))
-    return list(_json_lines(text, where))
+        return _json(text, where)
+    return _json_lines(text, where)
 
 
 def _text(content: bytes, where: str) -> str:

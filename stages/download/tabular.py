@@ -1,6 +1,7 @@
 """Prompts out of files with named fields: from a wheel, from this machine, from the hub."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -39,11 +40,13 @@ def from_hub(source: Hub, *, name: str) -> list[Item]:
     names = [source.file] if source.file else _files_of_split(source)
     manifest = fetch(source.repo, revision=source.revision, files=pins or names, repo_type="dataset")
     paths = hub.cached_files(manifest, remedy="run again")
-    where, found = f"{source.repo}: ", list[Record]()
-    for file in names:
-        rows = records.read(paths[file].read_bytes(), where=f"{where}{file}")
-        found += [row._replace(number=len(found) + row.number) for row in rows] if len(names) > 1 else rows
-    return parse(found, source, name=name, where=where + ", ".join(names))
+    where = f"{source.repo}: {', '.join(names)}"
+    if len(names) == 1:
+        rows = records.read(paths[names[0]].read_bytes(), where=where)
+        return parse(rows, source, name=name, where=where)
+    files = (records.read(paths[file].read_bytes(), where=f"{source.repo}: {file}") for file in names)
+    rows = (row._replace(number=number) for number, row in enumerate(chain.from_iterable(files), start=1))
+    return parse(rows, source, name=name, where=where)
 
 
 def _files_of_split(source: Hub) -> list[str]:
@@ -55,7 +58,7 @@ def _files_of_split(source: Hub) -> list[str]:
     return datasets.files_of(card, list(there), config=source.config, split=source.split or "", where=source.repo)
 
 
-def parse(rows: Sequence[Record], source: Rows, *, name: str, where: str) -> list[Item]:
+def parse(rows: Iterable[Record], source: Rows, *, name: str, where: str) -> list[Item]:
     """Items of rows; `name` is the category where no field holds one."""
     items: list[Item] = []
     seen: dict[str, str] = {}
