@@ -26,9 +26,9 @@ def main(run: entry.Run) -> None:
 
 
 def _models(run: entry.Run) -> str:
-    from stages.download.models import make_verifier
+    from stages.download.models import make_models
 
-    return str(make_verifier(run.profile, load(Models, run.profile, "models").verifier))
+    return ", ".join(map(str, make_models(run.profile, load(Models, run.profile, "models"))))
 
 
 def _corpus(run: entry.Run) -> dict[str, int]:

@@ -14,9 +14,9 @@ from typing import Any
 
 from stages.common import store
 from stages.download import guard
-from stages.download.collect import Encode, items_of, require, row
+from stages.download.collect import Encode, items_of, require, rows
 from stages.download.items import Item, spread, without_duplicates
-from stages.download.params import Benchmark, Generator, Guard, Made
+from stages.download.params import Benchmark, Generator, Guard, Made, recorded
 
 
 def make_benchmark(
@@ -30,8 +30,8 @@ def make_benchmark(
     encode: Encode,
 ) -> dict[str, int]:
     """Write the benchmark's prompts; number of prompts by split."""
-    rows = store.read_parquet(store.corpus_file(profile), store.PROMPTS)
-    corpus = guard.Corpus({row["id"]: "\n".join(row["turns"]) for row in rows}, ngram=limits.ngram)
+    trained = store.read_parquet(store.corpus_file(profile), store.PROMPTS)
+    corpus = guard.Corpus({row["id"]: "\n".join(row["turns"]) for row in trained}, ngram=limits.ngram)
     splits: dict[str, list[Item]] = {}
     passed_over: dict[str, int] = {}
     for split, part in params.splits.items():
@@ -40,7 +40,7 @@ def make_benchmark(
         if isinstance(part.source, Generator | Made):
             fresh = [item for item in without_duplicates(pool) if not corpus.exact(item.text)]
         if isinstance(part.source, Generator) and part.source.templates == "held_out":
-            guard.check_templates(fresh, {row["id"]: row["category"] for row in rows})
+            guard.check_templates(fresh, {row["id"]: row["category"] for row in trained})
         passed_over[split] = len(pool) - len(fresh)
         require(fresh, part.limit, key=f"{profile}.download.benchmarks.{name}.splits.{split}")
         splits[split] = spread(fresh, part.limit, seed=f"{seed}/{name}/{split}")
@@ -53,22 +53,23 @@ def make_benchmark(
             "profile": profile,
             "benchmark": name,
             "seed": seed,
-            "params": asdict(params),
+            "params": recorded(params),
             "held_out_templates": list(held_out),
             "passed_over": passed_over,
-            "guard": asdict(limits) | {"corpus_prompts": len(rows), "near_duplicates_declared": shared},
+            "guard": asdict(limits) | {"corpus_prompts": len(trained), "near_duplicates_declared": shared},
         },
     )
     return {split: len(items) for split, items in splits.items()}
 
 
 def _rows(splits: dict[str, list[Item]], params: Benchmark, encode: Encode, *, key: str) -> list[dict[str, Any]]:
-    rows = [
-        row(item, split=split, wording=params.splits[split].wording, encode=encode)
+    found = [
+        row
         for split, items in splits.items()
         for item in items
+        for row in rows(item, split=split, wording=params.splits[split].wording, encode=encode)
     ]
-    names = [row["id"] for row in rows]
+    names = [row["id"] for row in found]
     if len(set(names)) < len(names):
         raise ValueError(f"params.yaml: {key}: splits share prompts; give them different seeds or files")
-    return rows
+    return found

@@ -59,11 +59,13 @@ def check(
     declared = dict.fromkeys(shared_templates, 0)
     for split, items in splits.items():
         for item in items:
-            exact = corpus.exact(item.text)
+            texts = (item.text, *item.more)
+            exact = [name for text in texts for name in corpus.exact(text)]
             pairs += [Pair(item.id, name, None) for name in exact]
             near = [
                 Pair(item.id, name, share)
-                for name, share in corpus.near(item.text, overlap=guard.overlap)
+                for text in texts
+                for name, share in corpus.near(text, overlap=guard.overlap)
                 if name not in exact
             ]
             if split in declared:
@@ -96,8 +98,8 @@ def _report(pairs: Sequence[Pair]) -> str:
     return "\n".join(
         [
             f"{len(pairs)} benchmark prompts stand in the training corpus; change seed, modules or file of "
-            "that part of download.corpus, or declare the split in shared_templates if its near duplicates "
-            "are meant:",
+            "that part of download.corpus, name them in its source's `omit`, or declare the split in "
+            "shared_templates if its near duplicates are meant:",
             *lines,
         ]
     )

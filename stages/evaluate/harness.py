@@ -9,7 +9,7 @@ vanilla's top-2 gap there is below `excuse_multiple` times the rounding measured
 passes.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import median
 from typing import Any
@@ -40,10 +40,24 @@ class Shared:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Behind:
+    """A later turn of a chat: its prompt stands when vanilla has answered the turns before.
+
+    answers: ids of those prompts. render: from their output ids to the prompt's.
+    """
+
+    answers: tuple[str, ...]
+    render: Callable[[Sequence[Sequence[int]]], list[int]]
+
+
+@dataclass(frozen=True, kw_only=True)
 class Prompt:
+    """`ids` of a later turn are empty: `behind` renders them."""
+
     id: str
     split: str
     ids: tuple[int, ...]
+    behind: Behind | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -71,15 +85,16 @@ def measure(
     own coins.
     """
     rounding = warm_up(engine, method, prompts[0], shared)
-    rows = []
+    rows, decoded = [], dict[tuple[str, int], list[int]]()
     for repeat in range(shared.repeats):
         engine.sampling = Sampling(
             temperature=shared.temperature, top_k=shared.top_k, top_p=shared.top_p, seed=seed + repeat
         )
         for prompt in prompts:
-            text, laps = Text(list(prompt.ids)), list[float]()
+            text, laps = Text(prompt_ids(prompt, repeat, reference.texts if reference else decoded)), list[float]()
             for _ in paired(engine, method, prompt, shared, text, laps):
                 pass
+            decoded[prompt.id, repeat] = text.output_ids
             row = account(text, laps) | {
                 "split": prompt.split,
                 "prompt_id": prompt.id,
@@ -88,14 +103,24 @@ def measure(
                 "temperature": shared.temperature,
                 "covered_tokens": (len(text.output_ids) if covered is None else int(covered[text.output_ids].sum())),
             }
-            wanted = reference.texts.get((prompt.id, repeat)) if reference else text.output_ids
-            if wanted is None:
-                raise ValueError(
-                    f"the vanilla cell has no text for prompt {prompt.id}, repeat {repeat}; run dvc repro vanilla"
-                )
+            wanted = vanilla_text(prompt.id, repeat, reference.texts if reference else decoded)
             rows.append(row | compare(engine, text, wanted, prompt, shared, rounding, comparable=comparable))
             progress.update(1)
     return rows, rounding
+
+
+def prompt_ids(prompt: Prompt, repeat: int, vanilla: Mapping[tuple[str, int], list[int]]) -> list[int]:
+    """The ids to decode behind; of a later turn with vanilla's answers of the same repeat before it."""
+    if prompt.behind is None:
+        return list(prompt.ids)
+    return prompt.behind.render([vanilla_text(name, repeat, vanilla) for name in prompt.behind.answers])
+
+
+def vanilla_text(prompt_id: str, repeat: int, vanilla: Mapping[tuple[str, int], list[int]]) -> list[int]:
+    """ValueError: vanilla has not decoded the prompt."""
+    if (prompt_id, repeat) not in vanilla:
+        raise ValueError(f"the vanilla cell has no text for prompt {prompt_id}, repeat {repeat}; run dvc repro vanilla")
+    return vanilla[prompt_id, repeat]
 
 
 def warm_up(engine: Engine, method: Method, prompt: Prompt, shared: Shared) -> float:

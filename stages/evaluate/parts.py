@@ -1,6 +1,8 @@
 """What a cell is put together from: the method's module, the models of a profile, the pinned drafter, the prompts."""
 
 import importlib
+from collections.abc import Sequence
+from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 from types import ModuleType
@@ -18,7 +20,7 @@ from stages.common.models import Verifier, config_digest, load_verifier, resolve
 from stages.common.provenance import prompt_sha256
 from stages.common.tokenizers import Tokenizer, load_tokenizer
 from stages.evaluate.engine import Engine
-from stages.evaluate.harness import Prompt
+from stages.evaluate.harness import Behind, Prompt
 
 VANILLA = "vanilla"
 WINDOW = "masked_window"  # the kind of drafter that a method wants unless its module says another `KIND`
@@ -101,12 +103,27 @@ def transfers(engine: Engine) -> dict[str, Any]:
 
 
 def read_prompts(profile: str, benchmark: str, tokenizer: Tokenizer) -> list[Prompt]:
-    """The benchmark's prompts as ids, which must be the ids it was checked with."""
+    """The benchmark's prompts as ids, which must be the ids it was checked with; of a chat every turn it asks for."""
     path = store.prompts_file(profile, benchmark)
     found = []
     for row in store.read_parquet(path, store.PROMPTS):
-        ids = tokenizer.encode_prompt(row["turns"][:1])
-        if prompt_sha256(ids) != row["prompt_sha256"]:
+        turns = row["turns"]
+        ids = [tokenizer.encode_prompt([turn]) for turn in turns]
+        if prompt_sha256([token for turn in ids for token in turn]) != row["prompt_sha256"]:
             raise ValueError(f"{path}: prompt {row['id']} renders to other ids than when it was made; run dvc repro")
-        found.append(Prompt(id=row["id"], split=row["split"], ids=tuple(ids)))
+        if len(turns) == 1:
+            found.append(Prompt(id=row["id"], split=row["split"], ids=tuple(ids[0])))
+            continue
+        first = row["id"].rpartition("#")[0]
+        before = (first, *(f"{first}#{turn}" for turn in range(2, len(turns))))
+        behind = Behind(answers=before, render=partial(chat_ids, tokenizer, turns))
+        found.append(Prompt(id=row["id"], split=row["split"], ids=(), behind=behind))
     return found
+
+
+def chat_ids(tokenizer: Tokenizer, turns: Sequence[str], answers: Sequence[Sequence[int]]) -> list[int]:
+    """The user's turns with the answers' texts between them, up to where the verifier speaks again."""
+    chat = [turns[0]]
+    for answer, turn in zip(answers, turns[1:], strict=True):
+        chat += [tokenizer.decode(answer), turn]
+    return tokenizer.encode_prompt(chat)

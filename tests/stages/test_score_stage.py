@@ -160,7 +160,7 @@ def test_what_cannot_be_scored_is_named(capsys):
     put("x", [row("t", "2", benchmark="talk")])
     assert "prompt 't' has no reference" in stopped(capsys)
     write_params(graders={"sums": "vibes"})
-    assert "'vibes' is not one of answer, code" in stopped(capsys)
+    assert "'vibes' is not one of answer, code, choice" in stopped(capsys)
     assert "accepted: check, s, empty" in stopped(capsys, "other")
     assert not studies.graded_folder("p", "s").exists()
 
