@@ -27,6 +27,11 @@ def verifier_folder(profile: str) -> Path:
     return DATA / profile / "models" / "verifier"
 
 
+def foreign_folder(profile: str) -> Path:
+    """A published drafter, where the profile's models name one."""
+    return DATA / profile / "models" / "drafter"
+
+
 def prompts_file(profile: str, name: str) -> Path:
     """`name` is a benchmark or "corpus"."""
     return DATA / profile / "prompts" / f"{name}.parquet"
