@@ -26,9 +26,13 @@ def main(run: entry.Run) -> None:
 
 
 def _models(run: entry.Run) -> str:
-    from stages.download.models import make_verifier
+    from stages.download.models import make_drafter, make_verifier
 
-    return str(make_verifier(run.profile, load(Models, run.profile, "models").verifier))
+    params = load(Models, run.profile, "models")
+    made = [make_verifier(run.profile, params.verifier)]
+    if params.drafter is not None:
+        made.append(make_drafter(run.profile, params.drafter))
+    return ", ".join(map(str, made))
 
 
 def _corpus(run: entry.Run) -> dict[str, int]:

