@@ -2,14 +2,16 @@
 
 One convention, shared by the loss and by the sampler (METHOD.md sections 2 and 4):
 
-- the prefix is **causal**, so its keys and values are exact to cache;
+- the prefix is **causal**, so its keys and values are exact to cache (but see `bidirectional_windows`);
 - a window of G tokens x_1 .. x_G behind a prefix of n tokens has G - 1 **window rows** at positions n .. n + G - 2;
   row j stands on x_j's place and holds the mask token, or x_j where it is revealed;
 - left shift: q_1 comes from the last prefix row (which sees no window row), q_(j+1) from window row j;
 - window rows see the whole prefix and one another (bidirectional), and no row of another window.
 
-Two layouts of a training pass, for the two things a drafter may read as its prefix (stages/common/drafters.py):
-`training_windows` runs the prefix rows itself, `context_windows` finds them in a cache.
+Three layouts of a training pass, for the three things a drafter may read as its prefix (stages/common/drafters.py):
+`training_windows` runs the prefix rows itself, `context_windows` finds them in a cache, and `bidirectional_windows` is
+the mask that diffusion models are published with: every row of prefix and window sees every other. Then the prefix
+rows depend on the window behind them: nothing can be cached, a text holds one window a pass, and q_1's row sees masks.
 
 Letters: B batch, T clean tokens or cached rows, W windows, G window, R rows of a training pass, C columns they see.
 """
@@ -39,6 +41,11 @@ def decoding_mask(*, cached: int, new: int, window_rows: int, device: torch.devi
     row, column = torch.arange(rows, device=device)[:, None], torch.arange(columns, device=device)[None]
     causal = column <= cached + row
     return torch.where(row < new, causal, torch.ones_like(causal))
+
+
+def bidirectional_mask(*, rows: int, device: torch.device | str = "cpu") -> Tensor:
+    """All of a text and its window rows see one another: bool [rows, rows]."""
+    return torch.ones(rows, rows, dtype=torch.bool, device=device)
 
 
 def causal_mask(*, cached: int, new: int, device: torch.device | str = "cpu") -> Tensor:
@@ -101,6 +108,21 @@ def context_windows(anchors_BW: Tensor, lengths_B: Tensor, *, cached: int, windo
 
     source_BWG = torch.arange(rows, device=device).view(1, W, window).expand(B, -1, -1)
     return WindowBatch(positions_BR, sees_BRC, source_BWG, target_BWG, valid_BWG)
+
+
+def bidirectional_windows(anchors_B1: Tensor, lengths_B: Tensor, *, window: int) -> WindowBatch:
+    """One window behind each text, cut where the window starts: R = P + G - 1 rows, P the longest prefix of the batch.
+
+    Row r < P holds token r of its text. Rows from the anchor to P are padding: no row sees them, whatever they hold.
+    """
+    target_B1G, valid_B1G = _targets(anchors_B1, lengths_B, window)
+    B, longest, span, device = len(anchors_B1), int(anchors_B1.max()), window - 1, anchors_B1.device
+    prefix_P, offset_S = torch.arange(longest, device=device), torch.arange(span, device=device)
+    positions_BR = torch.cat([prefix_P.expand(B, -1), anchors_B1 + offset_S], 1)
+    seen_BR = torch.cat([prefix_P < anchors_B1, torch.ones(B, span, dtype=torch.bool, device=device)], 1)
+    sees_BRR = seen_BR[:, None].expand(-1, longest + span, -1)
+    source_BG = torch.cat([anchors_B1 - 1, (longest + offset_S).expand(B, -1)], 1)
+    return WindowBatch(positions_BR, sees_BRR, source_BG[:, None], target_B1G, valid_B1G)
 
 
 def _targets(anchors_BW: Tensor, lengths_B: Tensor, window: int) -> tuple[Tensor, Tensor]:

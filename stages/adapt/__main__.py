@@ -1,8 +1,10 @@
 """Adapt: a depth-pruned copy of the verifier becomes a masked-diffusion drafter (the unaligned SpecDiff drafter).
 
+Or a published diffusion model becomes one, with as many steps of training as wanted: `start: drafter` (starts.py).
+
     python -m stages.adapt <profile>
 
-Reads   the verifier, data/<profile>/trajectories.parquet and contexts/
+Reads   the verifier, data/<profile>/models/drafter/ if it starts there, data/<profile>/trajectories.parquet, contexts/
 Writes  data/<profile>/drafters/adapt/, data/<profile>/curves/adapt.csv
 Params  seed, <profile>.device, <profile>.adapt, <profile>.validation
 
@@ -10,26 +12,14 @@ Masked cross-entropy on many windows of each text (METHOD.md section 4; DiffuLLa
 weights and the left shift, add a mask embedding, open the attention inside the window.
 """
 
-from dataclasses import dataclass
 from pathlib import Path
 
-import torch
-
 from kernels import objectives
-from stages.common import entry, provenance, scratch, store, training, windows
-from stages.common.drafters import DrafterCard, Prefix, prune, save_drafter
-from stages.common.models import config_digest, end_ids_of, load_causal_lm, load_tokenizer
-from stages.common.params import Count, load
-from stages.common.training import Training
+from stages.common import entry, provenance, scratch, starts, store, training
+from stages.common.drafters import DrafterCard, save_drafter
+from stages.common.params import load
+from stages.common.starts import Adapt as Params
 from stages.common.validation import Validation
-
-
-@dataclass(frozen=True, kw_only=True)
-class Params:
-    layers: tuple[int, ...]  # the verifier's layers that stay
-    prefix: Prefix  # whose keys and values of the prefix it reads: its own, or the verifier's
-    draft_vocab: Count  # most frequent words of the training texts that can be drafted
-    training: Training
 
 
 def main(run: entry.Run) -> None:
@@ -38,20 +28,22 @@ def main(run: entry.Run) -> None:
 
 
 def adapt(profile: str, params: Params, v: Validation, device: entry.Device, *, seed: int) -> None:
-    t, folder = params.training, store.verifier_folder(profile)
-    texts = training.read_texts(profile, t, v, prefix=params.prefix, layers=params.layers, seed=seed)
-    causal_lm = load_causal_lm(folder, torch.float32)
-    tokenizer = load_tokenizer(folder)
-    vocab_size = min(tokenizer.size, causal_lm.config.vocab_size)
-    d2t = windows.draft_vocabulary(
-        texts.training, size=params.draft_vocab, vocab_size=vocab_size, always=end_ids_of(folder)
+    t = params.training
+    drafter, texts, digests, facts = starts.start(
+        profile,
+        params.start,
+        v,
+        t,
+        device,
+        layers=params.layers,
+        prefix=params.prefix,
+        draft_vocab=params.draft_vocab,
+        seed=seed,
     )
-    drafter = prune(causal_lm, layers=params.layers, d2t=d2t, vocab_size=vocab_size, prefix=params.prefix)
     drafter = drafter.to(device.name)
     for p in drafter.trained():
-        p.requires_grad_(True)
+        p.requires_grad_(t.steps > 0)
 
-    digests = {**texts.digests, "verifier": store.sha256_folder(folder)}
     mark = scratch.fingerprint([params, v, seed], {**digests, "stage": "adapt"}, CODE)
     rows = training.train(
         drafter,
@@ -64,20 +56,10 @@ def adapt(profile: str, params: Params, v: Validation, device: entry.Device, *, 
         title="adapt",
     )
     card = DrafterCard(
-        kind="masked_window",
         block_size=t.window,
-        mask_token_id=drafter.mask_id,
-        steps=1,
-        shift="left",
-        prefix=params.prefix,
-        layers=params.layers,
-        verifier_tokenizer=tokenizer.fingerprint(),
-        verifier_config=config_digest(folder),
-        vocab_size=vocab_size,
-        draft_vocab_size=len(d2t),
         parameters=sum(p.numel() for p in drafter.trained()),
-        objective="masked_ce",
         provenance={"command": provenance.command(), "sha256": digests, "steps": t.steps, "seed": seed},
+        **facts,
     )
     with store.replace_folder(store.drafter_folder(profile, "adapt")) as out:
         save_drafter(out, drafter, card)
@@ -85,7 +67,7 @@ def adapt(profile: str, params: Params, v: Validation, device: entry.Device, *, 
     scratch.discard(mark)
 
 
-CODE = [Path(__file__), *training.CODE]
+CODE = [Path(__file__), Path(starts.__file__), *training.CODE]
 
 if __name__ == "__main__":
     entry.run(main)

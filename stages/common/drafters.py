@@ -5,16 +5,21 @@
               "verifier": layer i reads the keys and values that the verifier cached at layer `layers[i]`, which it was
               cut from. The prefix is then seen by the whole verifier, and costs the drafter nothing. The pending token
               is not in that cache yet, so every pass runs it as a row of its own.
+              "bidirectional": as diffusion models are published, prefix and window all see one another. Nothing can
+              be cached: every pass runs the whole text.
     mask      one trained embedding, id `mask_id` = first id beyond the verifier's vocabulary; never proposed
     head      V_d draft words: d2t[d] is the verifier's id of draft word d, t2d[t] its inverse, -1 where there is none
     embedding the verifier's own, frozen and shared; it is not stored again
 
 A drafter folder holds `config.json` (of the pruned body), `model.safetensors` and `drafter.json`.
+
+`ForeignDrafter` is a published diffusion model (foreign.py) with words of its own (translate.py). Its folder names the
+base it stands on, and holds weights only where training moved them: all of them, or a LoRA adapter.
 """
 
 import json
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any, Literal
 
@@ -23,10 +28,13 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 from kernels.cache import KVCache, LentCache
-from kernels.window import decoding_mask
+from kernels.window import bidirectional_mask, decoding_mask
+from stages.common import foreign, lora
 from stages.common.models import Cache, CausalModel, can_pack, empty_body, pack_linears, pruned_body
+from stages.common.translate import Words, load_words, save_words
 
-Prefix = Literal["own", "verifier"]
+Prefix = Literal["own", "verifier", "bidirectional"]
+BASE = "models/drafter"  # of a foreign drafter, under data/<profile>/
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -47,6 +55,10 @@ class DrafterCard:
     parameters: int  # trained numbers
     objective: str
     provenance: dict[str, Any]
+    # Of a foreign drafter; not written of others.
+    base: str = ""  # whose weights it stands on
+    embedding: Literal["verifier", "own"] = "verifier"
+    tokenizer: Literal["verifier", "own"] = "verifier"  # own: other ids than the verifier's for ordinary words
 
 
 class Drafter(CausalModel):
@@ -54,6 +66,8 @@ class Drafter(CausalModel):
 
     layers: of the verifier, that it was cut from and, with prefix "verifier", reads the cache of.
     """
+
+    tokenizer: Literal["verifier", "own"] = "verifier"
 
     def __init__(
         self, body: Any, *, d2t: Tensor, vocab_size: int, layers: Sequence[int], prefix: Prefix = "own"
@@ -71,6 +85,10 @@ class Drafter(CausalModel):
         t2d = torch.full((vocab_size,), -1, device=d2t.device)
         t2d[d2t] = torch.arange(len(d2t), device=d2t.device)
         self.register_buffer("t2d", t2d, persistent=False)
+
+    def read(self, ids: Sequence[int]) -> Sequence[int]:
+        """The rows of a text of the verifier's ids: what `draft` takes, and what it trains on."""
+        return ids
 
     def embed(self, ids: Tensor) -> Tensor:
         """Embeddings of ids, `mask_id` included."""
@@ -92,24 +110,69 @@ class Drafter(CausalModel):
     @torch.inference_mode()
     def extend(self, new: Sequence[int], cache: KVCache) -> None:
         """Cache committed tokens without drafting (the prompt, or a text another method wrote)."""
-        self._pass(new, 0, cache)
+        self.window(new, torch.empty(0, dtype=torch.long), cache)
         cache.keep(list(range(len(new))))
 
     @torch.inference_mode()
-    def draft(self, new: Sequence[int], window: int, cache: KVCache | LentCache) -> Tensor:
-        """Scores [G, V_d] of the next G tokens behind cache + `new`, which a cache of its own keeps."""
+    def draft(self, new: Sequence[int], window: int, cache: KVCache | LentCache | None) -> Tensor:
+        """Scores [G, V_d] of the next G tokens behind cache + `new`, which a cache of its own keeps.
+
+        Without a cache (prefix bidirectional) `new` is the whole text.
+        """
         assert new
         assert window >= 1
-        hidden = self._pass(new, window - 1, cache)
+        hidden_1ND = self.window(new, torch.full((window - 1,), self.mask_id), cache)
         if isinstance(cache, KVCache):
             cache.keep(list(range(len(new))))
-        return self.logits(hidden[0, len(new) - 1 :])
+        return self.logits(hidden_1ND[0, len(new) - 1 :])
 
-    def _pass(self, new: Sequence[int], masks: int, cache: KVCache | LentCache) -> Tensor:
-        rows = torch.tensor([[*new, *[self.mask_id] * masks]], device=self.device)
-        positions = torch.arange(cache.length, cache.length + rows.shape[1], device=self.device)[None]
-        sees = decoding_mask(cached=cache.length, new=len(new), window_rows=masks, device=self.device)
-        return self(rows, positions, sees, cache)
+    def window(self, new: Sequence[int], rows_S: Tensor, cache: KVCache | LentCache | None) -> Tensor:
+        """Hidden states [1, N + S, D] of N new tokens and S window rows (masks, and words where they are revealed)."""
+        cached = 0 if cache is None else cache.length
+        ids = torch.cat([torch.tensor(new, dtype=torch.long), rows_S.cpu()])[None].to(self.device)
+        positions = torch.arange(cached, cached + ids.shape[1], device=self.device)[None]
+        if cache is None:
+            assert self.prefix == "bidirectional"
+            sees = bidirectional_mask(rows=ids.shape[1], device=self.device)
+        else:
+            sees = decoding_mask(cached=cached, new=len(new), window_rows=len(rows_S), device=self.device)
+        return self(ids, positions, sees, cache)
+
+
+class ForeignDrafter(Drafter):
+    """A drafter with an embedding, a head and words of its own; texts reach it as rows (`read`).
+
+    head: over its whole vocabulary; only rows of words the verifier has are ever scored, so q is normalised over them.
+    """
+
+    def __init__(self, causal_lm: Any, *, words: Words, mask: int, prefix: Prefix) -> None:
+        CausalModel.__init__(self, causal_lm.model)
+        assert prefix != "verifier"
+        self.layers, self.prefix, self.map = (), prefix, words
+        self.tokenizer = "verifier" if words.same else "own"
+        self.vocab_size = self.mask_id = len(words.own_V)
+        self.lm_head = causal_lm.lm_head
+        own = causal_lm.config.vocab_size
+        own_R = torch.cat([words.own_V.clamp(min=0), torch.tensor([mask]), torch.arange(own)])
+        t2d_R = torch.full((len(own_R),), -1)
+        t2d_R[words.d2t_Vd] = torch.arange(len(words.d2t_Vd))
+        self.own_R: Tensor
+        self.words_Vd: Tensor
+        for name, table in (("d2t", words.d2t_Vd), ("t2d", t2d_R), ("own_R", own_R), ("words_Vd", words.words_Vd)):
+            self.register_buffer(name, table.to(self.device), persistent=False)
+
+    def read(self, ids: Sequence[int]) -> list[int]:
+        return [row for id_ in ids for row in self.map.read(id_)]
+
+    def embed(self, ids: Tensor) -> Tensor:
+        return self.body.embed_tokens(self.own_R[ids]).to(self.dtype)
+
+    def logits(self, hidden_XD: Tensor) -> Tensor:
+        return self.lm_head(hidden_XD)[..., self.words_Vd].float()
+
+    def trained(self) -> list[nn.Parameter]:
+        """All it has, its embedding (with the row of the mask) too; of one with an adapter, that."""
+        return [p for name, p in self.named_parameters() if not lora.attached(self) or lora.trains(name)]
 
 
 def prune(causal_lm: Any, *, layers: Sequence[int], d2t: Tensor, vocab_size: int, prefix: Prefix = "own") -> Drafter:
@@ -127,12 +190,17 @@ def prune(causal_lm: Any, *, layers: Sequence[int], d2t: Tensor, vocab_size: int
 
 
 def save_drafter(folder: Path, drafter: Drafter, card: DrafterCard) -> None:
-    """Write the three files into an existing, empty folder."""
-    state = {k: v.contiguous() for k, v in drafter.state_dict().items() if not k.startswith("body.embed_tokens")}
-    state |= {"d2t": drafter.d2t, "t2d": drafter.t2d}
-    save_file(state, folder / "model.safetensors", metadata={"format": "pt"})
+    """Write its files into an existing, empty folder; of a foreign drafter weights only where training moved them."""
+    if isinstance(drafter, ForeignDrafter):
+        _save_foreign(folder, drafter, trained=card.provenance["steps"] > 0)
+    else:
+        state = {k: v.contiguous() for k, v in drafter.state_dict().items() if not k.startswith("body.embed_tokens")}
+        state |= {"d2t": drafter.d2t, "t2d": drafter.t2d}
+        save_file(state, folder / "model.safetensors", metadata={"format": "pt"})
     (folder / "config.json").write_text(drafter.body.config.to_json_string())
-    (folder / "drafter.json").write_text(json.dumps(asdict(card), indent=1, sort_keys=True) + "\n")
+    defaults = {field.name: field.default for field in fields(DrafterCard)}
+    said = {name: value for name, value in asdict(card).items() if value != defaults[name]}
+    (folder / "drafter.json").write_text(json.dumps(said, indent=1, sort_keys=True) + "\n")
 
 
 def read_card(folder: Path) -> DrafterCard:
@@ -146,14 +214,14 @@ def read_card(folder: Path) -> DrafterCard:
 def load_drafter(
     folder: Path,
     *,
-    embedding: nn.Module,
+    embedding: nn.Module | None,
     tokenizer: str,
     config: str,
     dtype: torch.dtype,
     device: str = "cpu",
     packed: bool = True,
 ) -> tuple[Drafter, DrafterCard]:
-    """A saved drafter over the verifier's embedding.
+    """A saved drafter over the verifier's embedding, or (None will do) a foreign one over its own.
 
     `tokenizer`: the verifier's fingerprint, which must be the card's. `config`: of its configuration (`config_digest`),
     which must be too if the drafter reads the verifier's cache.
@@ -165,6 +233,9 @@ def load_drafter(
         )
     if card.prefix == "verifier" and card.verifier_config != config:
         raise ValueError(f"{folder}: this drafter reads the cache of another verifier than this one; train it again")
+    if card.embedding == "own":
+        return _load_foreign(folder, card, dtype=dtype, device=device, packed=packed), card
+    assert embedding is not None
     state = load_file(folder / "model.safetensors")
     d2t, _ = state.pop("d2t"), state.pop("t2d")
     body = empty_body(json.loads((folder / "config.json").read_text()), embedding)
@@ -176,3 +247,38 @@ def load_drafter(
     if packed and can_pack(device, dtype):
         pack_linears(drafter)
     return drafter, card
+
+
+def _save_foreign(folder: Path, drafter: ForeignDrafter, *, trained: bool) -> None:
+    save_words(folder, drafter.map)
+    if lora.attached(drafter):
+        lora.save(folder, drafter)
+    elif trained:
+        state = {k: v.contiguous() for k, v in drafter.state_dict().items()}
+        if drafter.body.config.tie_word_embeddings:
+            state.pop("lm_head.weight")
+        save_file(state, folder / "model.safetensors", metadata={"format": "pt"})
+
+
+def _load_foreign(folder: Path, card: DrafterCard, *, dtype: torch.dtype, device: str, packed: bool) -> ForeignDrafter:
+    """`packed`, for drafting alone: drafters of one base share its weights in memory (but for packed CPU layers)."""
+    base = foreign.base_of(folder, card.base)
+    if foreign.digest(base) != card.provenance["sha256"]["base"]:
+        raise ValueError(f"{folder}: this drafter stands on other weights than {base} has now; train it again")
+    whole = folder / "model.safetensors"
+    if whole.exists():
+        state = {
+            name.replace("body.", "model.", 1): value.to(device, dtype) for name, value in load_file(whole).items()
+        }
+    else:
+        load = foreign.shared_weights if packed else foreign.weights_of
+        state = load(base, dtype=dtype, device=device)
+    causal_lm = foreign.model_of(foreign.config_of(base), state)
+    mask = foreign.read_layout(base).mask_token_id
+    drafter = ForeignDrafter(causal_lm, words=load_words(folder), mask=mask, prefix=card.prefix)
+    if lora.saved(folder):
+        lora.load(drafter, folder)
+        drafter = drafter.to(device=device, dtype=dtype)
+    elif packed and can_pack(device, dtype):
+        pack_linears(drafter)
+    return drafter.eval().requires_grad_(False)

@@ -28,7 +28,7 @@ def verifier_folder(profile: str) -> Path:
 
 
 def foreign_folder(profile: str) -> Path:
-    """A drafter that somebody else trained."""
+    """A published drafter, where the profile's models name one."""
     return DATA / profile / "models" / "drafter"
 
 

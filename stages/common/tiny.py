@@ -7,11 +7,13 @@ machine. The scales keep greedy texts lively: at transformers' own initialisatio
 ever, which hides errors of position. Numbers measured on these models mean nothing.
 """
 
+import json
 import math
 from pathlib import Path
 from typing import Any, Literal
 
 import torch
+from safetensors.torch import save_file
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 from transformers import (
     AutoModelForCausalLM,
@@ -141,6 +143,48 @@ def save_tiny(folder: Path, model: Any) -> None:
     """Write model and byte tokenizer as an HF folder."""
     model.save_pretrained(folder)
     byte_tokenizer().save_pretrained(folder)
+
+
+MASK = "<|mask|>"
+SHARDS = 2
+CONFIG_FIELDS = (
+    *("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads"),
+    *("num_key_value_heads", "hidden_act", "max_position_embeddings", "rms_norm_eps", "tie_word_embeddings"),
+)
+
+
+def save_published(folder: Path, model: Any, *, mask_token_id: int) -> None:
+    """Write a model as diffusion drafters are published: Qwen2's as Dream, LLaMA's as DiffuLLaMA; in two shards.
+
+    mask_token_id: that of a token `<|mask|>` behind the byte tokenizer's, or of a word borrowed as mask.
+    """
+    if mask_token_id > VOCABULARY:
+        raise ValueError(f"mask_token_id: {mask_token_id}: at most {VOCABULARY}, the first id that is no byte's")
+    said = {name: getattr(model.config, name) for name in CONFIG_FIELDS}
+    said |= {"rope_theta": model.config.rope_parameters["rope_theta"], "rope_scaling": None, "use_cache": False}
+    if model.config.model_type == "qwen2":
+        said |= {"model_type": "Dream", "architectures": ["DreamModel"], "mask_token_id": mask_token_id}
+        said |= {"auto_map": {"AutoModel": "modeling_dream.DreamModel"}, "use_sliding_window": False}
+        state = dict(model.state_dict())
+    else:
+        said |= {"model_type": "llama", "architectures": ["LlamaForCausalLM"]}
+        state = {_diffullama(name): value for name, value in model.state_dict().items()}
+    (folder / "config.json").write_text(json.dumps(said, indent=1, sort_keys=True) + "\n")
+    where = {name: f"model-{1 + n % SHARDS:05}-of-{SHARDS:05}.safetensors" for n, name in enumerate(sorted(state))}
+    for file in sorted(set(where.values())):
+        part = {name: state[name].contiguous() for name in where if where[name] == file}
+        save_file(part, folder / file, metadata={"format": "pt"})
+    (folder / "model.safetensors.index.json").write_text(json.dumps({"weight_map": where}, indent=1) + "\n")
+    tokenizer = byte_tokenizer()
+    if mask_token_id == VOCABULARY:
+        tokenizer.add_special_tokens({"mask_token": MASK})
+    tokenizer.save_pretrained(folder)
+
+
+def _diffullama(name: str) -> str:
+    if name.startswith("model.embed_tokens."):
+        return name.removeprefix("model.")
+    return name.replace("model.", "denoise_model.", 1) if name.startswith("model.") else name
 
 
 def _generation_config() -> GenerationConfig:

@@ -21,11 +21,11 @@ import kernels.cache
 import kernels.objectives
 import kernels.tree
 import kernels.window
-from stages.common import contexts, drafters, models, optimizers, store, validation, windows
+from stages.common import contexts, drafters, foreign, models, optimizers, store, translate, validation, windows
 from stages.common.contexts import Contexts
 from stages.common.drafters import Drafter, Prefix
 from stages.common.optimizers import Rates
-from stages.common.params import Count, NonNegative, Share
+from stages.common.params import Count, Natural, NonNegative, ParamError, Share
 from stages.common.validation import Row, Validation
 from stages.common.windows import Example
 
@@ -33,7 +33,7 @@ CODE = [
     Path(module.__file__ or "")
     for module in (
         *(kernels.cache, kernels.objectives, kernels.tree, kernels.window),
-        *(contexts, drafters, models, optimizers, validation, windows),
+        *(contexts, drafters, foreign, models, optimizers, translate, validation, windows),
     )
 ] + [Path(__file__)]  # what a resumed run must find unchanged
 
@@ -53,6 +53,7 @@ class Texts(NamedTuple):
 class Training(Rates):
     """A training section of params.yaml."""
 
+    steps: Natural  # 0 of adapt alone, for a drafter that is taken as it is
     sequences: Count  # texts of one micro-batch
     accumulation: Count  # micro-batches of one optimizer step
     windows: Count  # windows of each text
@@ -64,14 +65,31 @@ class Training(Rates):
     checkpoint_every: Count
 
 
-def read_texts(profile: str, t: Training, v: Validation, *, prefix: Prefix, layers: Sequence[int], seed: int) -> Texts:
-    """The trajectories as adapt and distill see them, for a drafter cut from these layers."""
+def read_texts(
+    profile: str,
+    t: Training,
+    v: Validation,
+    *,
+    prefix: Prefix,
+    layers: Sequence[int],
+    seed: int,
+    read: Callable[[Sequence[int]], Sequence[int]] | None = None,
+) -> Texts:
+    """The trajectories as adapt and distill see them, for a drafter cut from these layers, or that reads other rows.
+
+    ParamError where the section asks for several windows of a text and the prefix is bidirectional.
+    """
+    if prefix == "bidirectional" and t.windows != 1:
+        raise ParamError(
+            f"params.yaml: training.windows: {t.windows} with adapt.prefix bidirectional: a prefix sees the masks of "
+            "its window, so that every window reads its text anew; write windows: 1 and more sequences"
+        )
     path, folder = store.trajectories_file(profile), store.contexts_folder(profile)
     found = Contexts(folder, layers) if prefix == "verifier" else None
     digests = {"trajectories": store.sha256_file(path)}
     if found is not None:
         digests["contexts"] = store.sha256_folder(folder)
-    usable = windows.examples(store.read_parquet(path, store.TRAJECTORIES), max_tokens=t.max_tokens)
+    usable = windows.examples(store.read_parquet(path, store.TRAJECTORIES), max_tokens=t.max_tokens, read=read)
     return Texts(*windows.split_by_prompt(usable, share=v.share, seed=seed), found, digests)
 
 

@@ -7,7 +7,7 @@ Letters: B texts, T clean tokens, W windows of each text, G window, R rows of a 
 """
 
 import hashlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -16,7 +16,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from kernels.cache import FixedCache
-from kernels.window import WindowBatch, context_windows, training_windows
+from kernels.window import WindowBatch, bidirectional_windows, context_windows, training_windows
 from stages.common.contexts import Contexts
 from stages.common.drafters import Drafter
 
@@ -25,16 +25,25 @@ SEED_STRIDE = 1_000_003  # apart from any step count, so that the generators of 
 
 @dataclass(frozen=True, kw_only=True)
 class Example:
-    """One text: the prompt, and the verifier's continuation after it."""
+    """One text: the prompt, and the verifier's continuation after it.
+
+    starts: places where a token of the verifier begins, if a drafter reads the text in other tokens; None: everywhere.
+    """
 
     id: str
     ids: tuple[int, ...]
     prompt_length: int
+    starts: tuple[int, ...] | None = None
 
     @property
     def anchors(self) -> range:
         """Places of a window's first token: from the second output token to the last."""
         return range(self.prompt_length + 1, len(self.ids))
+
+    @property
+    def places(self) -> Sequence[int]:
+        """Of these, where a token of the verifier begins."""
+        return self.anchors if self.starts is None else [start for start in self.starts if start in self.anchors]
 
 
 class Batch(NamedTuple):
@@ -45,8 +54,13 @@ class Batch(NamedTuple):
     weights_BWG: Tensor  # loss weight of each position: 1/t where masked, 0 where revealed
 
 
-def examples(rows: Sequence[dict[str, Any]], *, max_tokens: int) -> list[Example]:
-    """Texts with at least one window, cut to `max_tokens`. Raises ValueError if none is left."""
+def examples(
+    rows: Sequence[dict[str, Any]], *, max_tokens: int, read: Callable[[Sequence[int]], Sequence[int]] | None = None
+) -> list[Example]:
+    """Texts with at least one window, cut to `max_tokens`. Raises ValueError if none is left.
+
+    read: the rows a drafter reads of a text (`Drafter.read`), where they may be other than the verifier's ids.
+    """
     found = [
         Example(
             id=row["id"],
@@ -55,13 +69,27 @@ def examples(rows: Sequence[dict[str, Any]], *, max_tokens: int) -> list[Example
         )
         for row in rows
     ]
-    usable = [example for example in found if len(example.anchors) > 0]
+    if read is not None:
+        found = [reread(example, read, max_tokens=max_tokens) for example in found]
+    usable = [example for example in found if len(example.places) > 0]
     if not usable:
         raise ValueError(
             f"none of {len(found)} trajectories has a second output token within {max_tokens} tokens; "
             "raise max_tokens or the trajectories' max_new_tokens"
         )
     return usable
+
+
+def reread(example: Example, read: Callable[[Sequence[int]], Sequence[int]], *, max_tokens: int) -> Example:
+    """A text of the verifier in the rows of a drafter; itself where they are the same."""
+    rows, starts = list[int](), list[int]()
+    for token in example.ids:
+        starts.append(len(rows))
+        rows += read([token])
+    if rows == list(example.ids):
+        return example
+    prompt_length = [*starts, len(rows)][min(example.prompt_length, len(starts))]
+    return Example(id=example.id, ids=tuple(rows[:max_tokens]), prompt_length=prompt_length, starts=tuple(starts))
 
 
 def split_by_prompt(found: Sequence[Example], *, share: float, seed: int) -> tuple[list[Example], list[Example]]:
@@ -120,28 +148,36 @@ def collate(
 
     A window is fully masked with probability `full_mask_share` (what one-step decoding meets); otherwise t ~ U(0, 1],
     each position is masked with probability t and its loss weighs 1/t. contexts: what the verifier cached of each
-    text, for a drafter that reads it.
+    text, for a drafter that reads it. For one whose prefix is bidirectional every window is a text of its own: B is
+    the number of windows, and W is 1.
     """
     g = _generator(seed, step)
-    lengths_B = torch.tensor([len(example.ids) for example in chosen])
-    text = int(lengths_B.max())
-    clean_BT = torch.stack([F.pad(torch.tensor(e.ids), (0, text - len(e.ids))) for e in chosen])
-    anchors_BW = torch.stack([_spread(example.anchors, windows, g) for example in chosen])
-    if contexts is None:
-        cache, layout = None, training_windows(anchors_BW, lengths_B, text=text, window=window)
-    else:
-        cache = _cache(chosen, drafter, contexts)
-        layout = context_windows(anchors_BW, lengths_B, cached=cache.get_seq_length(), window=window)
-
-    shape = layout.target_BWG.shape
+    anchors_BW = torch.stack([_spread(example.places, windows, g) for example in chosen])
+    shape = (*anchors_BW.shape, window)
     t_BW1 = (1 - torch.rand((*shape[:2], 1), generator=g)).masked_fill(
         torch.rand((*shape[:2], 1), generator=g) < full_mask_share, 1.0
     )
     masked_BWG = torch.rand(shape, generator=g) < t_BW1
-    words_BWG = clean_BT.gather(1, layout.target_BWG.clamp(max=text - 1).flatten(1)).view(shape)
+    if drafter.prefix == "bidirectional":
+        chosen = [example for example in chosen for _ in range(windows)]
+        anchors_BW, t_BW1, masked_BWG = (x.flatten(0, 1)[:, None] for x in (anchors_BW, t_BW1, masked_BWG))
+
+    lengths_B = torch.tensor([len(example.ids) for example in chosen])
+    text = int(lengths_B.max())
+    clean_BT = torch.stack([F.pad(torch.tensor(e.ids), (0, text - len(e.ids))) for e in chosen])
+    cache = None if contexts is None else _cache(chosen, drafter, contexts)
+    if drafter.prefix == "bidirectional":
+        layout = bidirectional_windows(anchors_BW, lengths_B, window=window)
+    elif cache is None:
+        layout = training_windows(anchors_BW, lengths_B, text=text, window=window)
+    else:
+        layout = context_windows(anchors_BW, lengths_B, cached=cache.get_seq_length(), window=window)
+
+    words_BWG = clean_BT.gather(1, layout.target_BWG.clamp(max=text - 1).flatten(1)).view(masked_BWG.shape)
     window_BWS = torch.where(masked_BWG | ~layout.valid_BWG, drafter.mask_id, words_BWG)[..., : window - 1]
-    if contexts is None:
-        ids_BR = torch.cat([clean_BT, window_BWS.flatten(1)], 1)
+    if cache is None:
+        before = layout.positions_BR.shape[1] - window_BWS[0].numel()  # rows of clean tokens
+        ids_BR = torch.cat([clean_BT[:, :before], window_BWS.flatten(1)], 1)
     else:
         pending_BW1 = clean_BT.gather(1, anchors_BW - 1)[..., None]
         ids_BR = torch.cat([pending_BW1, window_BWS], 2).flatten(1)
@@ -175,11 +211,11 @@ def _cache(chosen: Sequence[Example], drafter: Drafter, contexts: Contexts) -> F
     return FixedCache(torch.stack(padded, 2).to(device=drafter.device, dtype=drafter.dtype))
 
 
-def _spread(anchors: range, count: int, g: torch.Generator) -> Tensor:
+def _spread(places: Sequence[int], count: int, g: torch.Generator) -> Tensor:
     """`count` anchors, as different as the text allows."""
-    repeats = -(-count // len(anchors))
-    shuffled = [torch.randperm(len(anchors), generator=g) for _ in range(repeats)]
-    return torch.cat(shuffled)[:count] + anchors.start
+    repeats = -(-count // len(places))
+    shuffled = [torch.randperm(len(places), generator=g) for _ in range(repeats)]
+    return torch.tensor(places)[torch.cat(shuffled)[:count]]
 
 
 def _generator(seed: int, step: int) -> torch.Generator:

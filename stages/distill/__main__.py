@@ -24,7 +24,7 @@ from torch import Tensor
 
 import kernels.soft
 from stages.common import entry, features, provenance, scratch, store, training
-from stages.common.drafters import Drafter, DrafterCard, load_drafter, save_drafter
+from stages.common.drafters import Drafter, DrafterCard, load_drafter, read_card, save_drafter
 from stages.common.models import Verifier, config_digest, load_causal_lm, load_tokenizer
 from stages.common.params import keys_at, load
 from stages.common.training import Objective, Training
@@ -61,12 +61,15 @@ def distill(
     """Train the section `name` of this objective. seed: the pipeline's, by which texts are held out."""
     if t.full_mask_share != 1:
         raise ValueError("params.yaml: distill.training.full_mask_share must be 1: acceptance is of whole windows")
+    if t.steps < 1:
+        raise ValueError("params.yaml: distill.training.steps: 0 aligns nothing; name `adapt` as the drafter instead")
     states = soft.states_of(profile) if objective == SOFT else None
     folder, start = store.verifier_folder(profile), store.drafter_folder(profile, "adapt")
-    causal_lm = load_causal_lm(folder, torch.float32)
+    own = read_card(start).embedding == "own"
+    causal_lm = None if own and states is None else load_causal_lm(folder, torch.float32)
     drafter, card = load_drafter(
         start,
-        embedding=causal_lm.get_input_embeddings(),
+        embedding=None if causal_lm is None else causal_lm.get_input_embeddings(),
         tokenizer=load_tokenizer(folder).fingerprint(),
         config=config_digest(folder),
         dtype=torch.float32,
@@ -81,9 +84,17 @@ def distill(
     del causal_lm  # hard targets need no more of it than the embedding
     for p in drafter.trained():
         p.requires_grad_(True)
-    texts = training.read_texts(profile, t, v, prefix=card.prefix, layers=card.layers, seed=seed)
+    read = drafter.read if own else None
+    texts = training.read_texts(profile, t, v, prefix=card.prefix, layers=card.layers, seed=seed, read=read)
+    if states is not None and any(e.starts is not None for e in (*texts.training, *texts.held_out)):
+        raise ValueError(
+            f"params.yaml: soft_objectives: {name}: this drafter reads texts in other tokens than the verifier, whose "
+            "laws are of its own; choose among the other objectives"
+        )
 
     digests = {**texts.digests, "verifier": store.sha256_folder(folder), "start": store.sha256_folder(start)}
+    if own:
+        digests["base"] = card.provenance["sha256"]["base"]
     if states is not None:
         digests["features"] = store.sha256_folder(states.folder)
     mark = scratch.fingerprint([section, t, v, seed], {**digests, "stage": name}, CODE)

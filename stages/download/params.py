@@ -231,9 +231,25 @@ class HubDrafter(HubModel):
 
 
 @dataclass(frozen=True, kw_only=True)
+class DrafterTiny:
+    """A random model in a published layout. mask_token_id: 259 is a token of its own, less is a borrowed word."""
+
+    source: Literal["tiny"]
+    kind: Literal["qwen2", "llama"]
+    seed: Natural
+    layers: Count
+    width: Count
+    heads: Count
+    key_heads: Count
+    vocab: Count
+    context: Count
+    mask_token_id: Natural
+
+
+@dataclass(frozen=True, kw_only=True)
 class Models:
     verifier: VerifierWheel | VerifierTiny | VerifierHub
-    drafter: HubDrafter | None = None
+    drafter: HubDrafter | DrafterTiny | None = None
 
 
 def recorded(section: Any) -> dict[str, Any]:

@@ -2,7 +2,10 @@
 
 What the drafter reads as its prefix is exact. A drafter with a prefix of its own caches committed tokens, each computed
 once and without mask rows beside it (METHOD.md section 4), so a cycle costs the new tokens and the window; one that
-reads the verifier's cache pays for the pending token and the window alone.
+reads the verifier's cache pays for the pending token and the window alone; a bidirectional one reads the whole text.
+
+A foreign drafter reads the text in rows of its own (stages/common/translate.py), translated token by token as it grows;
+what it proposes are words of the verifier.
 
 Letters: G window, K drafts, N nodes, V vocabulary (V_d draft vocabulary).
 """
@@ -17,7 +20,7 @@ from torch import Tensor
 
 from kernels import sampling
 from kernels.tree import best_first, prefix_trie
-from stages.common.drafters import Drafter
+from stages.common.drafters import Drafter, ForeignDrafter
 from stages.common.params import Count, NonNegative, Share
 from stages.evaluate.contract import DRAFT_STREAM, EMPTY, Method, Proposal, Rule, State
 
@@ -31,13 +34,24 @@ class WindowMethod(ABC):
         self.drafter = drafter
         self.gamma = gamma
         self.cache = drafter.new_cache(64) if drafter.prefix == "own" else None
+        self._rows, self._read = list[int](), 0  # rows of the text, and how many of its tokens they are
 
     def start(self, prompt_ids: Sequence[int], features_TC: Tensor) -> None:
         """Read the prompt ahead of the clock, as far as the drafter's context goes."""
+        self._rows, self._read = [], 0
+        rows = self.rows(prompt_ids)
         if self.cache is not None:
             self.cache.roll_back(0)
-            if len(prompt_ids) <= self.drafter.context_limit:
-                self.drafter.extend(prompt_ids, self.cache)
+            if len(rows) <= self.drafter.context_limit:
+                self.drafter.extend(rows, self.cache)
+
+    def rows(self, ids: Sequence[int]) -> Sequence[int]:
+        """The text as the drafter reads it, from its tokens so far."""
+        if not isinstance(self.drafter, ForeignDrafter):
+            return ids
+        self._rows += self.drafter.read(ids[self._read :])
+        self._read = len(ids)
+        return self._rows
 
     def propose(self, state: State) -> Proposal:
         window = self.window(state)
@@ -49,23 +63,32 @@ class WindowMethod(ABC):
 
     def window(self, state: State) -> int:
         """How many tokens a draft may have now: 0 when the text is at its limit or beyond the drafter's context."""
-        room = self.drafter.context_limit - len(state.ids) + 1
+        room = self.drafter.context_limit - len(self.rows(state.ids)) + 1
         return max(0, min(self.gamma, state.max_depth, room))
 
     def logits(self, state: State, window: int) -> Tensor:
         """Scores [window, V_d] of the next tokens, from one pass over the tokens it has not read and the masks."""
         if state.drafted is not None:
             return state.drafted
-        if self.cache is not None:
-            return self.drafter.draft(state.ids[self.cache.length :], window, self.cache)
-        return self.drafter.draft(state.ids[-1:], window, state.lend(self.drafter.layers))
+        if self.drafter.prefix == "verifier":
+            return self.drafter.draft(state.ids[-1:], window, state.lend(self.drafter.layers))
+        rows = self.rows(state.ids)
+        return self.drafter.draft(rows if self.cache is None else rows[self.cache.length :], window, self.cache)
 
     def words(self, draft_ids: Tensor) -> Tensor:
         """The verifier's ids of draft words."""
         return self.drafter.d2t[draft_ids]
 
     def full_vocabulary(self, q_GVd: Tensor) -> Tensor:
-        """q over the verifier's vocabulary: 0 for every word that cannot be drafted."""
+        """q over the verifier's vocabulary: 0 for every word that cannot be drafted.
+
+        ValueError for a drafter with another tokenizer than the verifier's: rules that weigh p against q are for one.
+        """
+        if self.drafter.tokenizer == "own":
+            raise ValueError(
+                "params.yaml: evaluate: this method weighs p against q, token by token, and its drafter has another "
+                "tokenizer than the verifier; only Match is exact then: use a specdiff2 method, or temperature: 0.0"
+            )
         q_GV = q_GVd.new_zeros(q_GVd.shape[0], self.drafter.vocab_size)
         q_GV[:, self.drafter.d2t] = q_GVd
         return q_GV
@@ -81,7 +104,7 @@ class Ask(NamedTuple):
 def asked(method: Method, state: State) -> Ask | None:
     """What a method over the verifier's cache, or the one within it, is about to ask its drafter for."""
     window_method = getattr(method, "tree", method)
-    if not isinstance(window_method, WindowMethod) or window_method.cache is not None:
+    if not isinstance(window_method, WindowMethod) or window_method.drafter.prefix != "verifier":
         return None
     window = window_method.window(state)
     return Ask(window_method.drafter, window) if window else None

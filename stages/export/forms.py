@@ -24,7 +24,9 @@ from stages.common import lora, store
 from stages.common.drafters import Drafter, load_drafter, read_card
 from stages.common.heads import Head, load_head, read_head_card
 from stages.common.hub import local_folder
-from stages.common.models import Tokenizer, Verifier, can_pack, config_digest, empty_body, load_causal_lm, pack_linears
+from stages.common.models import Verifier, config_digest, empty_body, load_causal_lm
+from stages.common.packing import can_pack, pack_linears
+from stages.common.tokenizers import Tokenizer
 from stages.evaluate.parts import HEADS
 
 WEIGHTS = "model.safetensors"

@@ -1,44 +1,40 @@
 """Sizes: the drafter of `adapt` with other layers of the verifier kept, for speed-up against drafter size.
 
+Or with another prefix, for one mask against the other: `{layers: [], prefix: bidirectional}` beside an `adapt` that
+starts from a published drafter and caches its prefix.
+
     python -m stages.sizes <profile> <size>
 
 Reads   the verifier, data/<profile>/trajectories.parquet and contexts/
 Writes  data/<profile>/drafters_of_size/<size>/, data/<profile>/curves/size_<size>.csv
 Params  seed, <profile>.device, <profile>.adapt, <profile>.sizes.<size>, <profile>.validation
 
-Everything but the layers is as in `adapt`: words, prefix, windows, steps, order of texts. Seconds of training are not
+Everything else is as in `adapt`: words, prefix, windows, steps, order of texts. Seconds of training are not
 equal: a smaller drafter takes fewer.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
-import torch
-
 from kernels import objectives
-from stages.common import entry, provenance, scratch, store, studies, training, windows
-from stages.common.drafters import DrafterCard, Prefix, prune, save_drafter
-from stages.common.models import config_digest, end_ids_of, load_causal_lm, load_tokenizer
+from stages.common import entry, provenance, scratch, starts, store, studies, training
+from stages.common.drafters import DrafterCard, Prefix, save_drafter
 from stages.common.params import Count, ParamError, keys_at, load
-from stages.common.training import Training
+from stages.common.starts import Adapt
 from stages.common.validation import Validation
 
 
 @dataclass(frozen=True, kw_only=True)
-class Adapt:
-    """`<profile>.adapt`, as stage `adapt` reads it."""
-
-    layers: tuple[int, ...]
-    prefix: Prefix
-    draft_vocab: Count
-    training: Training
-
-
-@dataclass(frozen=True, kw_only=True)
 class Size:
-    """`<profile>.sizes.<name>`."""
+    """`<profile>.sizes.<name>`. What is None is as in adapt.
+
+    windows, sequences: of `training`, which another prefix may need otherwise.
+    """
 
     layers: tuple[int, ...]  # the verifier's that stay: some of trajectories.keep_layers where the prefix is its own
+    prefix: Prefix | None = None
+    windows: Count | None = None
+    sequences: Count | None = None
 
 
 def main(run: entry.Run) -> None:
@@ -49,25 +45,31 @@ def main(run: entry.Run) -> None:
 
 def grow(profile: str, name: str, size: Size, recipe: Adapt, v: Validation, device: entry.Device, *, seed: int) -> None:
     """Train and write one drafter."""
-    t, folder = recipe.training, store.verifier_folder(profile)
-    if not size.layers:
-        raise ParamError(f"params.yaml: {profile}.sizes.{name}.layers: empty; name a layer of the verifier at least")
+    key = f"{profile}.sizes.{name}"
+    if recipe.start == "verifier" and not size.layers:
+        raise ParamError(f"params.yaml: {key}.layers: empty; name a layer of the verifier at least")
+    if recipe.start == "drafter" and size.layers:
+        raise ParamError(f"params.yaml: {key}.layers: adapt starts from a drafter, which is taken whole; write []")
+    changed = {name: value for name in ("windows", "sequences") if (value := getattr(size, name)) is not None}
+    t = replace(recipe.training, **changed)
     try:
-        texts = training.read_texts(profile, t, v, prefix=recipe.prefix, layers=size.layers, seed=seed)
-        causal_lm = load_causal_lm(folder, torch.float32)
-        tokenizer = load_tokenizer(folder)
-        vocab_size = min(tokenizer.size, causal_lm.config.vocab_size)
-        d2t = windows.draft_vocabulary(
-            texts.training, size=recipe.draft_vocab, vocab_size=vocab_size, always=end_ids_of(folder)
+        drafter, texts, digests, facts = starts.start(
+            profile,
+            recipe.start,
+            v,
+            t,
+            device,
+            layers=size.layers,
+            prefix=size.prefix or recipe.prefix,
+            draft_vocab=recipe.draft_vocab,
+            seed=seed,
         )
-        drafter = prune(causal_lm, layers=size.layers, d2t=d2t, vocab_size=vocab_size, prefix=recipe.prefix)
     except ValueError as error:  # what looks at layers takes them for adapt's
-        raise ValueError(str(error).replace("adapt.layers", f"{profile}.sizes.{name}.layers")) from None
+        raise ValueError(str(error).replace("adapt.layers", f"{key}.layers")) from None
     drafter = drafter.to(device.name)
     for p in drafter.trained():
-        p.requires_grad_(True)
+        p.requires_grad_(t.steps > 0)
 
-    digests = {**texts.digests, "verifier": store.sha256_folder(folder)}
     mark = scratch.fingerprint([size, recipe, v, seed], {**digests, "stage": f"size {name}"}, CODE)
     rows = training.train(
         drafter,
@@ -80,20 +82,10 @@ def grow(profile: str, name: str, size: Size, recipe: Adapt, v: Validation, devi
         title=f"size {name}",
     )
     card = DrafterCard(
-        kind="masked_window",
         block_size=t.window,
-        mask_token_id=drafter.mask_id,
-        steps=1,
-        shift="left",
-        prefix=recipe.prefix,
-        layers=size.layers,
-        verifier_tokenizer=tokenizer.fingerprint(),
-        verifier_config=config_digest(folder),
-        vocab_size=vocab_size,
-        draft_vocab_size=len(d2t),
         parameters=sum(p.numel() for p in drafter.trained()),
-        objective="masked_ce",
         provenance={"command": provenance.command(), "sha256": digests, "steps": t.steps, "seed": seed},
+        **facts,
     )
     with store.replace_folder(studies.size_folder(profile, name)) as out:
         save_drafter(out, drafter, card)
@@ -101,7 +93,7 @@ def grow(profile: str, name: str, size: Size, recipe: Adapt, v: Validation, devi
     scratch.discard(mark)
 
 
-CODE = [Path(__file__), *training.CODE]
+CODE = [Path(__file__), Path(starts.__file__), *training.CODE]
 
 if __name__ == "__main__":
     entry.run(main, size=lambda profile: keys_at("sizes"))

@@ -13,7 +13,7 @@ MAY_IMPORT = {
     "grid": {"evaluate"},
     "sweep": {"evaluate"},  # cells at other settings, by the same engine
 }
-MODELS = {f"stages/common/{name}.py" for name in ("bodies", "convert", "models", "tiny", "tokenizers")}
+MODELS = {f"stages/common/{name}.py" for name in ("bodies", "convert", "foreign", "models", "tiny", "tokenizers")}
 DOORS = {
     "transformers": MODELS,
     "tokenizers": MODELS,

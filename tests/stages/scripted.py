@@ -190,7 +190,7 @@ class TableVerifier:
 class TableDrafter(nn.Module):
     """Marginals q_1 .. q_G behind a token from a table of scores [V, G, V_d], as a method wants a drafter."""
 
-    context_limit, prefix = 10_000, "own"
+    context_limit, prefix, tokenizer = 10_000, "own", "verifier"
 
     def __init__(self, scores_VGV: Tensor, d2t: Tensor) -> None:
         super().__init__()

@@ -13,7 +13,6 @@ from torch import Tensor
 
 from kernels import sampling
 from kernels.tree import chain
-from kernels.window import decoding_mask
 from stages.common.drafters import Drafter
 from stages.common.params import Count, NonNegative
 from stages.evaluate.contract import Proposal, State
@@ -53,7 +52,8 @@ class Denoised(WindowMethod):
             draft_G[chosen] = self.words(words_G[chosen])
             masked_G[chosen] = False
             if step < steps:
-                logits_GVd = torch.cat([logits_GVd[:1], self.again(draft_G[:-1], state)])
+                again_XVd = self.again(draft_G[:-1], state)
+                logits_GVd = torch.cat([logits_GVd[: window - len(again_XVd)], again_XVd])
         return Proposal(chain(draft_G))
 
     @staticmethod
@@ -65,15 +65,15 @@ class Denoised(WindowMethod):
         """Scores [G - 1, V_d] of x_2 .. x_G from a pass whose S = G - 1 window rows hold words and masks.
 
         x_1 is not drafted again: the row that speaks for it is causal and sees no window row. A prefix of its own is
-        cached by now; the verifier's lacks the pending token, which is a row of every pass.
+        cached by now; the verifier's lacks the pending token, which is a row of every pass. Where the prefix is
+        bidirectional that row sees what is revealed: scores [G, V_d] of x_1 .. x_G.
         """
+        if self.drafter.prefix == "bidirectional":
+            rows = self.rows(state.ids)
+            return self.drafter.logits(self.drafter.window(rows, rows_S, None)[0, len(rows) - 1 :])
         cache = state.lend(self.drafter.layers) if self.cache is None else self.cache
-        new = list(state.ids[cache.length :])
-        ids = torch.cat([torch.tensor(new, dtype=torch.long, device=rows_S.device), rows_S])[None]
-        positions = torch.arange(cache.length, cache.length + ids.shape[1], device=ids.device)[None]
-        sees = decoding_mask(cached=cache.length, new=len(new), window_rows=len(rows_S), device=ids.device)
-        hidden_1ND = self.drafter(ids, positions, sees, cache)
-        return self.drafter.logits(hidden_1ND[0, len(new) :])
+        new = self.rows(state.ids)[cache.length :]
+        return self.drafter.logits(self.drafter.window(new, rows_S, cache)[0, len(new) :])
 
 
 def build(params: Params, drafter: Drafter) -> Denoised:
