@@ -10,14 +10,14 @@ Masked cross-entropy on many windows of each text (METHOD.md section 4; DiffuLLa
 weights and the left shift, add a mask embedding, open the attention inside the window.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
 
 from kernels import objectives
-from stages.common import entry, provenance, scratch, store, training, windows
-from stages.common.drafters import DrafterCard, Prefix, prune, save_drafter
+from stages.common import entry, lora, parallel, provenance, scratch, store, training, windows
+from stages.common.drafters import DrafterCard, Prefix, prune
 from stages.common.models import config_digest, end_ids_of, load_causal_lm, load_tokenizer
 from stages.common.params import Count, load
 from stages.common.training import Training
@@ -34,7 +34,10 @@ class Params:
 
 def main(run: entry.Run) -> None:
     params, v = load(Params, run.profile, "adapt"), load(Validation, run.profile, "validation")
-    adapt(run.profile, params, v, run.device(), seed=load(int, "seed"))
+    if parallel.launch(run, parallel.processes(params.training.parallel)):
+        return
+    with parallel.joined(run.device().name):
+        adapt(run.profile, params, v, run.device(), seed=load(int, "seed"))
 
 
 def adapt(profile: str, params: Params, v: Validation, device: entry.Device, *, seed: int) -> None:
@@ -47,12 +50,15 @@ def adapt(profile: str, params: Params, v: Validation, device: entry.Device, *, 
         texts.training, size=params.draft_vocab, vocab_size=vocab_size, always=end_ids_of(folder)
     )
     drafter = prune(causal_lm, layers=params.layers, d2t=d2t, vocab_size=vocab_size, prefix=params.prefix)
-    drafter = drafter.to(device.name)
+    parameters = sum(p.numel() for p in drafter.trained())
+    lora.ready(drafter, t.lora, seed=seed)
+    drafter = drafter.to(parallel.local_device(device.name))
     for p in drafter.trained():
         p.requires_grad_(True)
 
     digests = {**texts.digests, "verifier": store.sha256_folder(folder)}
-    mark = scratch.fingerprint([params, v, seed], {**digests, "stage": "adapt"}, CODE)
+    decides = [replace(params, training=training.alone(t)), training.state_form(t, device), v, seed]
+    mark = scratch.fingerprint(decides, {**digests, "stage": "adapt"}, CODE)
     rows = training.train(
         drafter,
         texts,
@@ -62,6 +68,7 @@ def adapt(profile: str, params: Params, v: Validation, device: entry.Device, *, 
         seed=seed,
         scratch=scratch.scratch_folder(mark),
         title="adapt",
+        dtype=training.passes_in(device),
     )
     card = DrafterCard(
         kind="masked_window",
@@ -75,14 +82,14 @@ def adapt(profile: str, params: Params, v: Validation, device: entry.Device, *, 
         verifier_config=config_digest(folder),
         vocab_size=vocab_size,
         draft_vocab_size=len(d2t),
-        parameters=sum(p.numel() for p in drafter.trained()),
+        parameters=parameters,
         objective="masked_ce",
         provenance={"command": provenance.command(), "sha256": digests, "steps": t.steps, "seed": seed},
     )
-    with store.replace_folder(store.drafter_folder(profile, "adapt")) as out:
-        save_drafter(out, drafter, card)
-    store.write_text(store.curves_file(profile, "adapt"), training.curve_csv(rows))
-    scratch.discard(mark)
+    training.write(store.drafter_folder(profile, "adapt"), drafter, card, t)
+    if parallel.first():
+        store.write_text(store.curves_file(profile, "adapt"), training.curve_csv(rows))
+        scratch.discard(mark)
 
 
 CODE = [Path(__file__), *training.CODE]

@@ -9,7 +9,8 @@
     head      V_d draft words: d2t[d] is the verifier's id of draft word d, t2d[t] its inverse, -1 where there is none
     embedding the verifier's own, frozen and shared; it is not stored again
 
-A drafter folder holds `config.json` (of the pruned body), `model.safetensors` and `drafter.json`.
+A drafter folder holds `config.json` (of the pruned body), `model.safetensors` and `drafter.json`, and the files of an
+adapter if it has one (lora.py).
 """
 
 import json
@@ -24,6 +25,7 @@ from torch import Tensor, nn
 
 from kernels.cache import KVCache, LentCache
 from kernels.window import decoding_mask
+from stages.common import lora
 from stages.common.models import Cache, CausalModel, can_pack, empty_body, pack_linears, pruned_body
 
 Prefix = Literal["own", "verifier"]
@@ -86,8 +88,9 @@ class Drafter(CausalModel):
         return self.lm_head(hidden_XD).float()
 
     def trained(self) -> list[nn.Parameter]:
-        """Everything but the shared embedding."""
-        return [p for name, p in self.named_parameters() if not name.startswith("body.embed_tokens")]
+        """Everything but the shared embedding; of a drafter with an adapter, that and the mask embedding (lora.py)."""
+        names = {name: p for name, p in self.named_parameters() if not name.startswith("body.embed_tokens")}
+        return [p for name, p in names.items() if not lora.attached(self) or lora.trains(name)]
 
     @torch.inference_mode()
     def extend(self, new: Sequence[int], cache: KVCache) -> None:
@@ -127,8 +130,11 @@ def prune(causal_lm: Any, *, layers: Sequence[int], d2t: Tensor, vocab_size: int
 
 
 def save_drafter(folder: Path, drafter: Drafter, card: DrafterCard) -> None:
-    """Write the three files into an existing, empty folder."""
+    """Write its files into an existing, empty folder."""
     state = {k: v.contiguous() for k, v in drafter.state_dict().items() if not k.startswith("body.embed_tokens")}
+    if lora.attached(drafter):
+        lora.save(folder, drafter)
+        state = lora.base_of(state)
     state |= {"d2t": drafter.d2t, "t2d": drafter.t2d}
     save_file(state, folder / "model.safetensors", metadata={"format": "pt"})
     (folder / "config.json").write_text(drafter.body.config.to_json_string())
@@ -156,7 +162,7 @@ def load_drafter(
     """A saved drafter over the verifier's embedding.
 
     `tokenizer`: the verifier's fingerprint, which must be the card's. `config`: of its configuration (`config_digest`),
-    which must be too if the drafter reads the verifier's cache.
+    which must be too if the drafter reads the verifier's cache. packed: for decoding alone; an adapter is merged then.
     """
     card = read_card(folder)
     if card.verifier_tokenizer != tokenizer:
@@ -172,6 +178,10 @@ def load_drafter(
     missing, unexpected = drafter.load_state_dict(state, strict=False)
     if unexpected or any(not name.startswith("body.embed_tokens") for name in missing):
         raise ValueError(f"{folder}/model.safetensors: lacks {missing} and has {unexpected} too many; train it again")
+    if lora.saved(folder):
+        lora.load(drafter, folder)
+        if packed:  # for decoding
+            lora.merge(drafter)
     drafter = drafter.to(device=device, dtype=dtype).eval().requires_grad_(False)
     if packed and can_pack(device, dtype):
         pack_linears(drafter)

@@ -115,30 +115,34 @@ def collate(
     full_mask_share: float,
     seed: int,
     step: int,
+    part: slice = slice(None),
 ) -> Batch:
     """One pass over `windows` random windows of each text.
 
     A window is fully masked with probability `full_mask_share` (what one-step decoding meets); otherwise t ~ U(0, 1],
     each position is masked with probability t and its loss weighs 1/t. contexts: what the verifier cached of each
-    text, for a drafter that reads it.
+    text, for a drafter that reads it. part: the texts that are laid out; windows and masks are drawn for all of them,
+    so that a text's are the same whichever process computes it. Every window holds a target at least.
     """
     g = _generator(seed, step)
+    anchors_BW = torch.stack([_spread(example.anchors, windows, g) for example in chosen])
+    shape = (*anchors_BW.shape, window)
+    t_BW1 = (1 - torch.rand((*shape[:2], 1), generator=g)).masked_fill(
+        torch.rand((*shape[:2], 1), generator=g) < full_mask_share, 1.0
+    )
+    masked_BWG = torch.rand(shape, generator=g) < t_BW1
+    chosen, anchors_BW, t_BW1, masked_BWG = chosen[part], anchors_BW[part], t_BW1[part], masked_BWG[part]
+
     lengths_B = torch.tensor([len(example.ids) for example in chosen])
     text = int(lengths_B.max())
     clean_BT = torch.stack([F.pad(torch.tensor(e.ids), (0, text - len(e.ids))) for e in chosen])
-    anchors_BW = torch.stack([_spread(example.anchors, windows, g) for example in chosen])
     if contexts is None:
         cache, layout = None, training_windows(anchors_BW, lengths_B, text=text, window=window)
     else:
         cache = _cache(chosen, drafter, contexts)
         layout = context_windows(anchors_BW, lengths_B, cached=cache.get_seq_length(), window=window)
 
-    shape = layout.target_BWG.shape
-    t_BW1 = (1 - torch.rand((*shape[:2], 1), generator=g)).masked_fill(
-        torch.rand((*shape[:2], 1), generator=g) < full_mask_share, 1.0
-    )
-    masked_BWG = torch.rand(shape, generator=g) < t_BW1
-    words_BWG = clean_BT.gather(1, layout.target_BWG.clamp(max=text - 1).flatten(1)).view(shape)
+    words_BWG = clean_BT.gather(1, layout.target_BWG.clamp(max=text - 1).flatten(1)).view(masked_BWG.shape)
     window_BWS = torch.where(masked_BWG | ~layout.valid_BWG, drafter.mask_id, words_BWG)[..., : window - 1]
     if contexts is None:
         ids_BR = torch.cat([clean_BT, window_BWS.flatten(1)], 1)

@@ -10,14 +10,14 @@ Everything but the layers is as in `adapt`: words, prefix, windows, steps, order
 equal: a smaller drafter takes fewer.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
 
 from kernels import objectives
-from stages.common import entry, provenance, scratch, store, studies, training, windows
-from stages.common.drafters import DrafterCard, Prefix, prune, save_drafter
+from stages.common import entry, lora, parallel, provenance, scratch, store, studies, training, windows
+from stages.common.drafters import DrafterCard, Prefix, prune
 from stages.common.models import config_digest, end_ids_of, load_causal_lm, load_tokenizer
 from stages.common.params import Count, ParamError, keys_at, load
 from stages.common.training import Training
@@ -44,7 +44,10 @@ class Size:
 def main(run: entry.Run) -> None:
     recipe, size = load(Adapt, run.profile, "adapt"), load(Size, run.profile, "sizes", run.size)
     v = load(Validation, run.profile, "validation")
-    grow(run.profile, run.size, size, recipe, v, run.device(), seed=load(int, "seed"))
+    if parallel.launch(run, parallel.processes(recipe.training.parallel)):
+        return
+    with parallel.joined(run.device().name):
+        grow(run.profile, run.size, size, recipe, v, run.device(), seed=load(int, "seed"))
 
 
 def grow(profile: str, name: str, size: Size, recipe: Adapt, v: Validation, device: entry.Device, *, seed: int) -> None:
@@ -63,12 +66,15 @@ def grow(profile: str, name: str, size: Size, recipe: Adapt, v: Validation, devi
         drafter = prune(causal_lm, layers=size.layers, d2t=d2t, vocab_size=vocab_size, prefix=recipe.prefix)
     except ValueError as error:  # what looks at layers takes them for adapt's
         raise ValueError(str(error).replace("adapt.layers", f"{profile}.sizes.{name}.layers")) from None
-    drafter = drafter.to(device.name)
+    parameters = sum(p.numel() for p in drafter.trained())
+    lora.ready(drafter, t.lora, seed=seed)
+    drafter = drafter.to(parallel.local_device(device.name))
     for p in drafter.trained():
         p.requires_grad_(True)
 
     digests = {**texts.digests, "verifier": store.sha256_folder(folder)}
-    mark = scratch.fingerprint([size, recipe, v, seed], {**digests, "stage": f"size {name}"}, CODE)
+    decides = [size, replace(recipe, training=training.alone(t)), training.state_form(t, device), v, seed]
+    mark = scratch.fingerprint(decides, {**digests, "stage": f"size {name}"}, CODE)
     rows = training.train(
         drafter,
         texts,
@@ -78,6 +84,7 @@ def grow(profile: str, name: str, size: Size, recipe: Adapt, v: Validation, devi
         seed=seed,
         scratch=scratch.scratch_folder(mark),
         title=f"size {name}",
+        dtype=training.passes_in(device),
     )
     card = DrafterCard(
         kind="masked_window",
@@ -91,14 +98,14 @@ def grow(profile: str, name: str, size: Size, recipe: Adapt, v: Validation, devi
         verifier_config=config_digest(folder),
         vocab_size=vocab_size,
         draft_vocab_size=len(d2t),
-        parameters=sum(p.numel() for p in drafter.trained()),
+        parameters=parameters,
         objective="masked_ce",
         provenance={"command": provenance.command(), "sha256": digests, "steps": t.steps, "seed": seed},
     )
-    with store.replace_folder(studies.size_folder(profile, name)) as out:
-        save_drafter(out, drafter, card)
-    store.write_text(store.curves_file(profile, f"size_{name}"), training.curve_csv(rows))
-    scratch.discard(mark)
+    training.write(studies.size_folder(profile, name), drafter, card, t)
+    if parallel.first():
+        store.write_text(store.curves_file(profile, f"size_{name}"), training.curve_csv(rows))
+        scratch.discard(mark)
 
 
 CODE = [Path(__file__), *training.CODE]
