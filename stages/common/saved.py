@@ -8,7 +8,9 @@ Whatever is drawn is a function of (seed, step), so nothing else is to be kept.
 """
 
 import shutil
-from collections.abc import Sequence
+import warnings
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -85,7 +87,8 @@ def _save_spread(scratch: Path, step: int, drafter: Drafter, optims: Optims, row
         for name, p in _owned(drafter, optim).items()
         for key, value in optim.state[p].items()
     }
-    save_spread(tensors, checkpoint_id=partial, no_dist=parallel.size() == 1)
+    with _one_is_enough():
+        save_spread(tensors, checkpoint_id=partial, no_dist=parallel.size() == 1)
     if parallel.first():
         store.write_json(partial / "curve.json", {"rows": list(rows)})
         before = list(scratch.glob("state_*"))
@@ -107,10 +110,19 @@ def _resume_spread(scratch: Path, drafter: Drafter, optims: Optims, rows: list[R
             for entry in (entry for entry in known if entry.startswith(prefix)):
                 value = _like(p, known[entry])
                 optim.state[p][entry.removeprefix(prefix)] = tensors[entry] = value
-    load_spread(tensors, checkpoint_id=folder, no_dist=parallel.size() == 1)
+    with _one_is_enough():
+        load_spread(tensors, checkpoint_id=folder, no_dist=parallel.size() == 1)
     rows[:] = store.read_json(folder / "curve.json")["rows"]
     parallel.wait()
     return _steps(folder)
+
+
+@contextmanager
+def _one_is_enough() -> Iterator[None]:
+    """torch warns where a single process uses the format of many."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="torch.distributed is disabled")
+        yield
 
 
 def _weights(drafter: Drafter) -> dict[str, Any]:

@@ -16,6 +16,7 @@ DOORS = {
     "transformers": {"stages/common/models.py", "stages/common/tiny.py", "stages/common/convert.py"},
     "tokenizers": {"stages/common/models.py", "stages/common/tiny.py", "stages/common/convert.py"},
     "pyarrow": {"stages/common/store.py"},
+    "peft": {"stages/common/lora.py"},
 }
 REPORT_ONLY = ("pandas", "matplotlib")
 
