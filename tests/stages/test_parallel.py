@@ -26,11 +26,11 @@ LORA = {"lora": Lora(rank=3, alpha=6.0, targets=("q_proj", "down_proj", "lm_head
 
 
 def assert_same(found, wanted):
-    """Curve and weights of two trainings, to rounding."""
+    """Curve and weights of two trainings, to rounding: losses to 1e-5, above 10 to the sixth digit of a float32."""
     assert len(found["rows"]) == len(wanted["rows"])
     for row, other in zip(found["rows"], wanted["rows"], strict=True):
         assert row == pytest.approx(other, rel=1e-5, abs=1e-5), row["step"]
-        assert row["loss"] == pytest.approx(other["loss"], rel=0, abs=1e-5), row["step"]
+        assert row["loss"] == pytest.approx(other["loss"], rel=1e-6, abs=1e-5), row["step"]
     assert found["weights"].keys() == wanted["weights"].keys()
     for name, weight in found["weights"].items():
         torch.testing.assert_close(weight, wanted["weights"][name], rtol=0, atol=1e-4, msg=name)
