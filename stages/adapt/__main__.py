@@ -12,11 +12,12 @@ Masked cross-entropy on many windows of each text (METHOD.md section 4; DiffuLLa
 weights and the left shift, add a mask embedding, open the attention inside the window.
 """
 
+from dataclasses import replace
 from pathlib import Path
 
 from kernels import objectives
-from stages.common import entry, provenance, scratch, starts, store, training
-from stages.common.drafters import DrafterCard, save_drafter
+from stages.common import entry, lora, parallel, provenance, scratch, starts, store, training
+from stages.common.drafters import DrafterCard
 from stages.common.params import load
 from stages.common.starts import Adapt as Params
 from stages.common.validation import Validation
@@ -24,7 +25,10 @@ from stages.common.validation import Validation
 
 def main(run: entry.Run) -> None:
     params, v = load(Params, run.profile, "adapt"), load(Validation, run.profile, "validation")
-    adapt(run.profile, params, v, run.device(), seed=load(int, "seed"))
+    if parallel.launch(run, parallel.processes(params.training.parallel)):
+        return
+    with parallel.joined(run.device().name):
+        adapt(run.profile, params, v, run.device(), seed=load(int, "seed"))
 
 
 def adapt(profile: str, params: Params, v: Validation, device: entry.Device, *, seed: int) -> None:
@@ -40,11 +44,15 @@ def adapt(profile: str, params: Params, v: Validation, device: entry.Device, *, 
         draft_vocab=params.draft_vocab,
         seed=seed,
     )
-    drafter = drafter.to(device.name)
+    parameters = sum(p.numel() for p in drafter.trained())
+    if t.steps:
+        lora.ready(drafter, t.lora, seed=seed)
+    drafter = drafter.to(parallel.local_device(device.name))
     for p in drafter.trained():
         p.requires_grad_(t.steps > 0)
 
-    mark = scratch.fingerprint([params, v, seed], {**digests, "stage": "adapt"}, CODE)
+    decides = [replace(params, training=training.alone(t)), training.state_form(t, device), v, seed]
+    mark = scratch.fingerprint(decides, {**digests, "stage": "adapt"}, CODE)
     rows = training.train(
         drafter,
         texts,
@@ -54,17 +62,18 @@ def adapt(profile: str, params: Params, v: Validation, device: entry.Device, *, 
         seed=seed,
         scratch=scratch.scratch_folder(mark),
         title="adapt",
+        dtype=training.passes_in(device),
     )
     card = DrafterCard(
         block_size=t.window,
-        parameters=sum(p.numel() for p in drafter.trained()),
+        parameters=parameters,
         provenance={"command": provenance.command(), "sha256": digests, "steps": t.steps, "seed": seed},
         **facts,
     )
-    with store.replace_folder(store.drafter_folder(profile, "adapt")) as out:
-        save_drafter(out, drafter, card)
-    store.write_text(store.curves_file(profile, "adapt"), training.curve_csv(rows))
-    scratch.discard(mark)
+    training.write(store.drafter_folder(profile, "adapt"), drafter, card, t)
+    if parallel.first():
+        store.write_text(store.curves_file(profile, "adapt"), training.curve_csv(rows))
+        scratch.discard(mark)
 
 
 CODE = [Path(__file__), Path(starts.__file__), *training.CODE]

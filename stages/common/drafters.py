@@ -11,7 +11,8 @@
     head      V_d draft words: d2t[d] is the verifier's id of draft word d, t2d[t] its inverse, -1 where there is none
     embedding the verifier's own, frozen and shared; it is not stored again
 
-A drafter folder holds `config.json` (of the pruned body), `model.safetensors` and `drafter.json`.
+A drafter folder holds `config.json` (of the pruned body), `model.safetensors` and `drafter.json`, and the files of an
+adapter if it has one (lora.py).
 
 `ForeignDrafter` is a published diffusion model (foreign.py) with words of its own (translate.py). Its folder names the
 base it stands on, and holds weights only where training moved them: all of them, or a LoRA adapter.
@@ -104,8 +105,9 @@ class Drafter(CausalModel):
         return self.lm_head(hidden_XD).float()
 
     def trained(self) -> list[nn.Parameter]:
-        """Everything but the shared embedding."""
-        return [p for name, p in self.named_parameters() if not name.startswith("body.embed_tokens")]
+        """Everything but the shared embedding; of a drafter with an adapter, that and the mask embedding (lora.py)."""
+        names = {name: p for name, p in self.named_parameters() if not name.startswith("body.embed_tokens")}
+        return [p for name, p in names.items() if not lora.attached(self) or lora.trains(name)]
 
     @torch.inference_mode()
     def extend(self, new: Sequence[int], cache: KVCache) -> None:
@@ -195,6 +197,9 @@ def save_drafter(folder: Path, drafter: Drafter, card: DrafterCard) -> None:
         _save_foreign(folder, drafter, trained=card.provenance["steps"] > 0)
     else:
         state = {k: v.contiguous() for k, v in drafter.state_dict().items() if not k.startswith("body.embed_tokens")}
+        if lora.attached(drafter):
+            lora.save(folder, drafter)
+            state = lora.base_of(state)
         state |= {"d2t": drafter.d2t, "t2d": drafter.t2d}
         save_file(state, folder / "model.safetensors", metadata={"format": "pt"})
     (folder / "config.json").write_text(drafter.body.config.to_json_string())
@@ -224,7 +229,7 @@ def load_drafter(
     """A saved drafter over the verifier's embedding, or (None will do) a foreign one over its own.
 
     `tokenizer`: the verifier's fingerprint, which must be the card's. `config`: of its configuration (`config_digest`),
-    which must be too if the drafter reads the verifier's cache.
+    which must be too if the drafter reads the verifier's cache. packed: for decoding alone; an adapter is merged then.
     """
     card = read_card(folder)
     if card.verifier_tokenizer != tokenizer:
@@ -243,6 +248,10 @@ def load_drafter(
     missing, unexpected = drafter.load_state_dict(state, strict=False)
     if unexpected or any(not name.startswith("body.embed_tokens") for name in missing):
         raise ValueError(f"{folder}/model.safetensors: lacks {missing} and has {unexpected} too many; train it again")
+    if lora.saved(folder):
+        lora.load(drafter, folder)
+        if packed:  # for decoding
+            lora.merge(drafter)
     drafter = drafter.to(device=device, dtype=dtype).eval().requires_grad_(False)
     if packed and can_pack(device, dtype):
         pack_linears(drafter)

@@ -5,11 +5,13 @@
 
 Command lines carry identity only, never values. A user's mistake (ValueError) ends as one line on stderr and
 status 1, a wrong command line as the list of what is accepted and status 2; `python -X dev` shows the
-traceback instead.
+traceback instead. Of the processes that torchrun starts, the first one speaks.
 """
 
 import gc
+import os
 import sys
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -17,6 +19,8 @@ from typing import Literal
 
 from stages import COLLECT
 from stages.common.params import PARAMS, Natural, load, profiles
+
+SILENCE = 5  # seconds
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -110,12 +114,13 @@ def parse(argv: Sequence[str], words: dict[str, Callable[[str], Sequence[str]]])
 
 
 def set_threads(threads: int) -> None:
-    """Give torch `threads` threads; 0 means every core this process may use."""
+    """Give torch `threads` threads; 0 means every core this process may use, its part where several share them."""
     import torch
 
     from stages.common.provenance import cores
 
-    torch.set_num_threads(threads or cores())
+    sharing = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
+    torch.set_num_threads(threads or max(1, cores() // sharing))
 
 
 def _module() -> str:
@@ -124,5 +129,13 @@ def _module() -> str:
 
 
 def _stop(message: str, status: int) -> None:
+    rank = int(os.environ.get("RANK", "0"))
+    if rank and status == 130:
+        raise SystemExit(status)
+    if (
+        rank
+    ):  # the same mistake stops the first process, and torchrun then ends this one: it has something to add if not
+        time.sleep(SILENCE)
+        message = f"process {rank}: {message}"
     print(message, file=sys.stderr)
     raise SystemExit(status)

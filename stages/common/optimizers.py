@@ -11,6 +11,7 @@ from typing import Literal
 
 import torch
 from torch import Tensor, nn
+from torch.distributed.tensor import DTensor, distribute_tensor
 
 from stages.common.drafters import Drafter
 from stages.common.params import Count, NonNegative, Share
@@ -37,7 +38,8 @@ class Muon(torch.optim.Optimizer):
 
     torch's own computes in bfloat16, which only pays where the processor has matrix units for it. The polynomials are
     the first three of Polar Express (arXiv 2505.16932): with them three rounds do what takes five of one polynomial,
-    and the optimizer is a large part of a short step.
+    and the optimizer is a large part of a short step. Of matrices that are spread over processes (FSDP2) every process
+    makes the whole orthogonal update and takes its own part.
     """
 
     ROUNDS = (
@@ -57,11 +59,11 @@ class Muon(torch.optim.Optimizer):
                 if p.grad is not None:
                     shapes.setdefault(p.shape, []).append(p)
             for shape, same in shapes.items():
-                updates = [self._momentum(p, group["momentum"]) for p in same]
+                updates = [_whole(self._momentum(p, group["momentum"])) for p in same]
                 stacked = self.orthogonal(torch.stack(updates))
                 rate = group["lr"] * max(1.0, shape[0] / shape[1]) ** 0.5
                 for p, update in zip(same, stacked, strict=True):
-                    p.mul_(1 - group["lr"] * group["weight_decay"]).add_(update, alpha=-rate)
+                    p.mul_(1 - group["lr"] * group["weight_decay"]).add_(_spread_as(p, update), alpha=-rate)
 
     def _momentum(self, p: nn.Parameter, momentum: float) -> Tensor:
         buffer = self.state[p].setdefault("momentum", torch.zeros_like(p))
@@ -84,6 +86,22 @@ class Muon(torch.optim.Optimizer):
         return y if wide is x else y.mT
 
 
+def _whole(x: Tensor) -> Tensor:
+    return x.full_tensor() if isinstance(x, DTensor) else x
+
+
+def _spread_as(p: Tensor, x: Tensor) -> Tensor:
+    """The same numbers, which every process has, spread as those of `p`."""
+    if not isinstance(p, DTensor):
+        return x
+    return distribute_tensor(x, p.device_mesh, p.placements, src_data_rank=None)
+
+
+def clip(params: Sequence[nn.Parameter], largest: float) -> float:
+    """Scale the gradients down to a norm of `largest`, over all processes; what it was. RuntimeError on NaN."""
+    return float(_whole(nn.utils.clip_grad_norm_(params, largest, error_if_nonfinite=True)))
+
+
 def rate(step: int, t: Rates) -> float:
     """The schedule's factor at a step counted from 0: linear warm-up, then cosine down to `final_lr`."""
     warm = round(t.warmup * t.steps)
@@ -103,6 +121,8 @@ def optimizers(drafter: Drafter, t: Rates) -> list[torch.optim.Optimizer]:
         first = Muon(matrices, lr=t.lr, momentum=MOMENTUM, weight_decay=t.weight_decay)
     else:
         first = torch.optim.AdamW(matrices, lr=t.lr, betas=BETAS, weight_decay=t.weight_decay, foreach=True)
+    if not others:
+        return [first]
     return [first, torch.optim.AdamW(others, lr=t.lr_other, betas=BETAS, weight_decay=0.0, foreach=True)]
 
 

@@ -2,42 +2,61 @@
 
     loss(step) -> gradients over `accumulation` micro-batches -> clip -> the optimizers' step (optimizers.py)
 
-Everything random is keyed by (seed, step), so the saved state is weights, optimizer and curve.
+Everything random is keyed by (seed, step), so the saved state is weights, optimizer and curve (saved.py). A section
+with `parallel` is trained by many processes as by one (parallel.py), one with `lora` through adapters (lora.py).
 """
 
 import csv
 import io
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from tqdm import tqdm
 
 import kernels.cache
 import kernels.objectives
 import kernels.tree
 import kernels.window
-from stages.common import contexts, drafters, foreign, models, optimizers, store, translate, validation, windows
+from stages.common import (
+    contexts,
+    drafters,
+    entry,
+    foreign,
+    lora,
+    models,
+    optimizers,
+    parallel,
+    saved,
+    store,
+    translate,
+    validation,
+    windows,
+)
 from stages.common.contexts import Contexts
-from stages.common.drafters import Drafter, Prefix
+from stages.common.drafters import Drafter, DrafterCard, Prefix, save_drafter
+from stages.common.lora import Lora
 from stages.common.optimizers import Rates
+from stages.common.parallel import Parallel, Team
 from stages.common.params import Count, Natural, NonNegative, ParamError, Share
 from stages.common.validation import Row, Validation
-from stages.common.windows import Example
+from stages.common.windows import Batch, Example
 
 CODE = [
     Path(module.__file__ or "")
     for module in (
         *(kernels.cache, kernels.objectives, kernels.tree, kernels.window),
-        *(contexts, drafters, foreign, models, optimizers, translate, validation, windows),
+        *(contexts, drafters, foreign, lora, models, optimizers),
+        *(parallel, saved, translate, validation, windows),
     )
 ] + [Path(__file__)]  # what a resumed run must find unchanged
 
 Objective = Callable[[Tensor, Tensor, Tensor], Tensor]  # log_q_WG, valid_WG, weights_WG -> loss
+Loss = Callable[[Sequence[Example], Batch], Tensor]  # of the texts of a batch; divided by its number of windows
 
 
 class Texts(NamedTuple):
@@ -63,6 +82,8 @@ class Training(Rates):
     full_mask_share: Share
     evaluate_every: Count
     checkpoint_every: Count
+    lora: Lora | None = None  # None: every weight is trained
+    parallel: Parallel | None = None  # None: one process
 
 
 def read_texts(
@@ -104,110 +125,154 @@ def train(
     scratch: Path,
     keep: Callable[[int], None] | None = None,
     title: str = "train",
+    dtype: torch.dtype = torch.float32,
 ) -> list[Row]:
-    """Train in place; the curve's rows. Continues from `scratch/state.pt` where that is there.
+    """Train in place; the curve's rows. Continues from the state in `scratch` where there is one (saved.py).
 
-    keep(step): called after every evaluation with the drafter as it stands, for checkpoints that stay.
+    keep(step): called after every evaluation, by every process, with the drafter as it stands, for checkpoints that
+    stay. dtype: of the passes of a `parallel` training on a GPU.
     """
+
+    def loss(_texts: Sequence[Example], batch: Batch) -> Tensor:
+        log_q_WG = windows.log_q(drafter, batch)
+        return objective(log_q_WG, batch.layout.valid_BWG.flatten(0, 1), batch.weights_BWG.flatten(0, 1))
+
+    return train_on(drafter, texts, loss, t, v, seed=seed, scratch=scratch, keep=keep, title=title, dtype=dtype)
+
+
+def train_on(
+    drafter: Drafter,
+    texts: Texts,
+    loss: Loss,
+    t: Training,
+    v: Validation,
+    *,
+    seed: int,
+    scratch: Path,
+    keep: Callable[[int], None] | None,
+    title: str,
+    dtype: torch.dtype,
+) -> list[Row]:
+    """`train` with any loss of a batch."""
+    if t.sequences < parallel.size():
+        raise ParamError(
+            f"params.yaml: sequences: {parallel.size()} processes share the {t.sequences} texts of a micro-batch; "
+            f"write {parallel.size()} at least, or start fewer processes"
+        )
+    team = Team(drafter, t.parallel, dtype=dtype)
     optims = optimizers.optimizers(drafter, t)
     rows: list[Row] = []
-    done = _resume(scratch, drafter, optims, rows)
+    spread = t.parallel is not None
+    done = saved.resume(scratch, drafter, optims, rows, spread=spread)
     batches = windows.order(texts.training, sequences=t.sequences * t.accumulation, seed=seed)
     for _ in range(done):
         next(batches)
     if done == 0:
-        rows.append({"step": 0, "split": "valid", **validate(drafter, texts, t, v, seed=seed)})
-    bar = tqdm(range(done, t.steps), initial=done, total=t.steps, desc=title, unit="step", mininterval=5)
+        rows.append({"step": 0, "split": "valid", **validate(drafter, texts, t, v, seed=seed, team=team)})
+    steps = range(done, t.steps)
+    bar = tqdm(steps, initial=done, total=t.steps, desc=title, unit="step", mininterval=5, disable=not parallel.first())
     for step in bar:
         factor = optimizers.rate(step, t)
         optimizers.set_rates(optims, factor)
         chosen = [texts.training[i] for i in next(batches)]
-        loss, norm, tokens = _step(drafter, chosen, texts.contexts, objective, t, optims, seed, step)
-        row: Row = {"step": step + 1, "split": "train", "lr": factor * t.lr, "loss": loss, "grad_norm": norm}
-        rows.append(row | {"tokens": tokens, "windows": t.sequences * t.accumulation * t.windows})
-        bar.set_postfix(loss=f"{loss:.3f}")
+        value, norm = _step(team, chosen, texts.contexts, loss, t, optims, seed, step)
+        row: Row = {"step": step + 1, "split": "train", "lr": factor * t.lr, "loss": value, "grad_norm": norm}
+        row |= {"tokens": sum(len(example.ids) for example in chosen), "windows": len(chosen) * t.windows}
+        rows.append(row)
+        bar.set_postfix(loss=f"{value:.3f}")
         last = step + 1 == t.steps
         if last or (step + 1) % t.evaluate_every == 0:
-            rows.append({"step": step + 1, "split": "valid", **validate(drafter, texts, t, v, seed=seed)})
+            rows.append({"step": step + 1, "split": "valid", **validate(drafter, texts, t, v, seed=seed, team=team)})
             if keep is not None:
                 keep(step + 1)
         if not last and (step + 1) % t.checkpoint_every == 0:
-            _save(scratch, step + 1, drafter, optims, rows)
+            saved.save(scratch, step + 1, drafter, optims, rows, spread=spread)
     return rows
 
 
 def _step(
-    drafter: Drafter,
+    team: Team,
     chosen: Sequence[Example],
     contexts: Contexts | None,
-    objective: Objective,
+    loss: Loss,
     t: Training,
     optims: Sequence[torch.optim.Optimizer],
     seed: int,
     step: int,
-) -> tuple[float, float, int]:
-    """(loss, gradient norm before clipping, tokens of the texts) of one optimizer step."""
+) -> tuple[float, float]:
+    """(loss, gradient norm before clipping) of one optimizer step.
+
+    A loss is a sum over windows by their number, and every window counts (windows.collate). So a process's own loss
+    weighs as its texts do among those of the micro-batch; torch then takes the mean over processes.
+    """
+    drafter: Drafter = team.drafter
     drafter.train()
     for optim in optims:
         optim.zero_grad(set_to_none=True)
-    total, tokens = 0.0, 0
+    total = 0.0
     for micro in range(t.accumulation):
-        part = chosen[micro * t.sequences : (micro + 1) * t.sequences]
-        batch = windows.collate(
-            part,
-            drafter,
-            contexts,
-            windows=t.windows,
-            window=t.window,
-            full_mask_share=t.full_mask_share,
-            seed=seed,
-            step=1 + step * t.accumulation + micro,
-        )
-        log_q_WG = windows.log_q(drafter, batch)
-        loss = objective(log_q_WG, batch.layout.valid_BWG.flatten(0, 1), batch.weights_BWG.flatten(0, 1))
-        (loss / t.accumulation).backward()
-        total += float(loss.detach()) / t.accumulation
-        tokens += sum(len(example.ids) for example in part)
-    norm = float(nn.utils.clip_grad_norm_(drafter.trained(), t.clip, error_if_nonfinite=True))
+        texts = chosen[micro * t.sequences : (micro + 1) * t.sequences]
+        own = parallel.part_of(len(texts))
+        share = len(texts[own]) / len(texts)
+
+        def compute(texts: Sequence[Example] = texts, own: slice = own, micro: int = micro) -> Tensor:
+            batch = windows.collate(
+                texts,
+                drafter,
+                contexts,
+                windows=t.windows,
+                window=t.window,
+                full_mask_share=t.full_mask_share,
+                seed=seed,
+                step=1 + step * t.accumulation + micro,
+                part=own,
+            )
+            return loss(texts[own], batch)
+
+        value = team.compute(compute, more=micro + 1 < t.accumulation)
+        (value * (share * parallel.size()) / t.accumulation).backward()
+        total += share * float(value.detach()) / t.accumulation
+    norm = optimizers.clip(drafter.trained(), t.clip)
     for optim in optims:
         optim.step()
-    return total, norm, tokens
+    return sum(parallel.gathered(total)), norm
 
 
-def validate(drafter: Drafter, texts: Texts, t: Training, v: Validation, *, seed: int) -> Row:
+def validate(drafter: Drafter, texts: Texts, t: Training, v: Validation, *, seed: int, team: Team | None = None) -> Row:
     """The validation columns of the curve."""
     return validation.validate(
-        drafter, texts.held_out, texts.contexts, v, window=t.window, sequences=t.sequences, seed=seed
+        drafter,
+        texts.held_out,
+        texts.contexts,
+        v,
+        window=t.window,
+        sequences=t.sequences,
+        seed=seed,
+        compute=None if team is None else team.compute,
     )
 
 
-def _save(
-    scratch: Path, step: int, drafter: Drafter, optims: Sequence[torch.optim.Optimizer], rows: Sequence[Row]
-) -> None:
-    state = {
-        "step": step,
-        "weights": [p.detach() for p in drafter.trained()],
-        "optims": [optim.state_dict() for optim in optims],
-        "rows": list(rows),
-    }
-    partial = scratch / ".state.pt.partial"
-    torch.save(state, partial)
-    partial.replace(scratch / "state.pt")
+def write(folder: Path, drafter: Drafter, card: DrafterCard, t: Training) -> None:
+    """The drafter's folder, with its adapter merged or beside it as the section asks. All processes call it."""
+    with parallel.whole(drafter):
+        if parallel.first():
+            with lora.exported(drafter, t.lora), store.replace_folder(folder) as out:
+                save_drafter(out, drafter, card)
 
 
-def _resume(scratch: Path, drafter: Drafter, optims: Sequence[torch.optim.Optimizer], rows: list[Row]) -> int:
-    """Steps already done; weights, optimizers and curve as they were then."""
-    path = scratch / "state.pt"
-    if not path.exists():
-        return 0
-    state: dict[str, Any] = torch.load(path, weights_only=True)
-    with torch.no_grad():
-        for p, saved in zip(drafter.trained(), state["weights"], strict=True):
-            p.copy_(saved)
-    for optim, saved in zip(optims, state["optims"], strict=True):
-        optim.load_state_dict(saved)
-    rows[:] = state["rows"]
-    return state["step"]
+def alone(t: Training) -> Training:
+    """What of a section decides the result: not how many processes share the work."""
+    return replace(t, parallel=None)
+
+
+def state_form(t: Training, device: entry.Device) -> str:
+    """Which saved state a run can go on from, as a part of its fingerprint: any of the same file format and numbers."""
+    return "" if t.parallel is None else f"spread {passes_in(device)}"
+
+
+def passes_in(device: entry.Device) -> torch.dtype:
+    """The number format of a `parallel` training's passes: the profile's on a GPU, float32 elsewhere."""
+    return models.resolve_dtype(device.dtype, device.name) if device.name == "cuda" else torch.float32
 
 
 def curve_csv(rows: Sequence[Row]) -> str:

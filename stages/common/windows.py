@@ -143,13 +143,15 @@ def collate(
     full_mask_share: float,
     seed: int,
     step: int,
+    part: slice = slice(None),
 ) -> Batch:
     """One pass over `windows` random windows of each text.
 
     A window is fully masked with probability `full_mask_share` (what one-step decoding meets); otherwise t ~ U(0, 1],
     each position is masked with probability t and its loss weighs 1/t. contexts: what the verifier cached of each
     text, for a drafter that reads it. For one whose prefix is bidirectional every window is a text of its own: B is
-    the number of windows, and W is 1.
+    the number of windows, and W is 1. part: the texts that are laid out; windows and masks are drawn for all of them,
+    so that a text's are the same whichever process computes it. Every window holds a target at least.
     """
     g = _generator(seed, step)
     anchors_BW = torch.stack([_spread(example.places, windows, g) for example in chosen])
@@ -158,6 +160,7 @@ def collate(
         torch.rand((*shape[:2], 1), generator=g) < full_mask_share, 1.0
     )
     masked_BWG = torch.rand(shape, generator=g) < t_BW1
+    chosen, anchors_BW, t_BW1, masked_BWG = chosen[part], anchors_BW[part], t_BW1[part], masked_BWG[part]
     if drafter.prefix == "bidirectional":
         chosen = [example for example in chosen for _ in range(windows)]
         anchors_BW, t_BW1, masked_BWG = (x.flatten(0, 1)[:, None] for x in (anchors_BW, t_BW1, masked_BWG))

@@ -10,7 +10,8 @@ Params  seed, <profile>.device, <profile>.distill.training, <profile>.distill.<o
 `streak` is Eq. 6 of arXiv 2511.00606; `trie_streak` counts what a walk over the trie of K drafts accepts. The others
 are rivals and controls from one start, over one order of texts (kernels/objectives.py; METHOD.md section 4); `soft`
 draws every place to the verifier's whole law (kernels/soft.py). <objective> is a section's name, which may be that of a
-variant (sections.py). Windows are fully masked, as one-step decoding meets them.
+variant (sections.py). Windows are fully masked, as one-step decoding meets them. With `lora` in the section, an adapter
+that `adapt` left is trained on, or a new one is; without, an adapter is merged and every weight trained (lora.ready).
 """
 
 import shutil
@@ -23,8 +24,8 @@ import torch
 from torch import Tensor
 
 import kernels.soft
-from stages.common import entry, features, provenance, scratch, store, training
-from stages.common.drafters import Drafter, DrafterCard, load_drafter, read_card, save_drafter
+from stages.common import entry, features, lora, parallel, provenance, scratch, store, training
+from stages.common.drafters import Drafter, DrafterCard, load_drafter, read_card
 from stages.common.models import Verifier, config_digest, load_causal_lm, load_tokenizer
 from stages.common.params import keys_at, load
 from stages.common.training import Objective, Training
@@ -44,7 +45,10 @@ def main(run: entry.Run) -> None:
         )
     params = load(Training, run.profile, "distill", "training")
     v = load(Validation, run.profile, "validation")
-    distill(run.profile, run.objective, objective, section, params, v, run.device(), seed=load(int, "seed"))
+    if parallel.launch(run, parallel.processes(params.parallel)):
+        return
+    with parallel.joined(run.device().name):
+        distill(run.profile, run.objective, objective, section, params, v, run.device(), seed=load(int, "seed"))
 
 
 def distill(
@@ -73,7 +77,7 @@ def distill(
         tokenizer=load_tokenizer(folder).fingerprint(),
         config=config_digest(folder),
         dtype=torch.float32,
-        device=device.name,
+        device=str(parallel.local_device(device.name)),
         packed=False,
     )
     if t.window > card.block_size:
@@ -82,6 +86,8 @@ def distill(
         )
     teacher = None if states is None else teacher_of(causal_lm, states, drafter, section, device)
     del causal_lm  # hard targets need no more of it than the embedding
+    draws = seed if section.seed is None else section.seed
+    lora.ready(drafter, t.lora, seed=draws)
     for p in drafter.trained():
         p.requires_grad_(True)
     read = drafter.read if own else None
@@ -97,24 +103,26 @@ def distill(
         digests["base"] = card.provenance["sha256"]["base"]
     if states is not None:
         digests["features"] = store.sha256_folder(states.folder)
-    mark = scratch.fingerprint([section, t, v, seed], {**digests, "stage": name}, CODE)
+    decides = [section, training.alone(t), training.state_form(t, device), v, seed]
+    mark = scratch.fingerprint(decides, {**digests, "stage": name}, CODE)
     state = scratch.scratch_folder(mark)
-    draws = seed if section.seed is None else section.seed
     card = card_of(card, name, section, digests, t, seed=draws)
 
     def keep(step: int) -> None:
-        with store.replace_folder(state / "checkpoints" / f"step_{step}") as out:
-            save_drafter(out, drafter, replace(card, provenance={**card.provenance, "steps": step}))
+        made = replace(card, provenance={**card.provenance, "steps": step})
+        training.write(state / "checkpoints" / f"step_{step}", drafter, made, t)
 
     watch = Stopwatch(drafter, state, accumulation=t.accumulation)
+    dtype = training.passes_in(device)
     if teacher is not None:
-        rows = soft.train(drafter, texts, teacher, t, v, seed=draws, scratch=state, keep=keep, title=name)
+        rows = soft.train(drafter, texts, teacher, t, v, seed=draws, scratch=state, keep=keep, title=name, dtype=dtype)
     else:
         loss = loss_of(objective, section)
-        rows = training.train(drafter, texts, loss, t, v, seed=draws, scratch=state, keep=keep, title=name)
+        rows = training.train(drafter, texts, loss, t, v, seed=draws, scratch=state, keep=keep, title=name, dtype=dtype)
     watch.close()
-    with store.replace_folder(store.drafter_folder(profile, name)) as out:
-        save_drafter(out, drafter, card)
+    training.write(store.drafter_folder(profile, name), drafter, card, t)
+    if not parallel.first():
+        return
     with store.replace_folder(store.checkpoints_folder(profile, name)) as out:
         shutil.copytree(state / "checkpoints", out, dirs_exist_ok=True)
     store.write_text(store.curves_file(profile, name), training.curve_csv(watch.timed(rows)))
@@ -145,7 +153,7 @@ def teacher_of(
 ) -> soft.Teacher:
     """The verifier's head over its kept states."""
     assert isinstance(section, Soft), section
-    verifier = Verifier(causal_lm, vocab_size=drafter.vocab_size, end_ids=()).to(device.name)
+    verifier = Verifier(causal_lm, vocab_size=drafter.vocab_size, end_ids=()).to(parallel.local_device(device.name))
     return soft.Teacher(verifier, states, drafter.d2t, temperature=section.temperature)
 
 

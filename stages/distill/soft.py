@@ -13,14 +13,14 @@ Letters: B texts, P places, W windows, G window, V_d draft words.
 """
 
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 
 import torch
-from torch import Tensor, nn
-from tqdm import tqdm
+from torch import Tensor
 
 from kernels.soft import soft
-from stages.common import optimizers, training, windows
+from stages.common import training, windows
 from stages.common.drafters import Drafter
 from stages.common.features import FINAL, INDEX, Features, features_folder
 from stages.common.models import Verifier
@@ -87,66 +87,10 @@ def train(
     scratch: Path,
     keep: Callable[[int], None],
     title: str,
+    dtype: torch.dtype = torch.float32,
 ) -> list[Row]:
-    """As training.train: in place, the curve's rows, from `scratch/state.pt` where that is there."""
-    optims = optimizers.optimizers(drafter, t)
-    rows: list[Row] = []
-    done = training._resume(scratch, drafter, optims, rows)
-    batches = windows.order(texts.training, sequences=t.sequences * t.accumulation, seed=seed)
-    for _ in range(done):
-        next(batches)
-    if done == 0:
-        rows.append({"step": 0, "split": "valid", **training.validate(drafter, texts, t, v, seed=seed)})
-    bar = tqdm(range(done, t.steps), initial=done, total=t.steps, desc=title, unit="step", mininterval=5)
-    for step in bar:
-        factor = optimizers.rate(step, t)
-        optimizers.set_rates(optims, factor)
-        chosen = [texts.training[i] for i in next(batches)]
-        loss, norm = _step(drafter, chosen, texts, teacher, t, optims, seed, step)
-        row: Row = {"step": step + 1, "split": "train", "lr": factor * t.lr, "loss": loss, "grad_norm": norm}
-        row |= {"tokens": sum(len(text.ids) for text in chosen), "windows": len(chosen) * t.windows}
-        rows.append(row)
-        bar.set_postfix(loss=f"{loss:.3f}")
-        last = step + 1 == t.steps
-        if last or (step + 1) % t.evaluate_every == 0:
-            rows.append({"step": step + 1, "split": "valid", **training.validate(drafter, texts, t, v, seed=seed)})
-            keep(step + 1)
-        if not last and (step + 1) % t.checkpoint_every == 0:
-            training._save(scratch, step + 1, drafter, optims, rows)
-    return rows
-
-
-def _step(
-    drafter: Drafter,
-    chosen: Sequence[Example],
-    texts: Texts,
-    teacher: Teacher,
-    t: Training,
-    optims: Sequence[torch.optim.Optimizer],
-    seed: int,
-    step: int,
-) -> tuple[float, float]:
-    """(loss, gradient norm before clipping) of one optimizer step."""
-    drafter.train()
-    for optim in optims:
-        optim.zero_grad(set_to_none=True)
-    total = 0.0
-    for micro in range(t.accumulation):
-        part = chosen[micro * t.sequences : (micro + 1) * t.sequences]
-        batch = windows.collate(
-            part,
-            drafter,
-            texts.contexts,
-            windows=t.windows,
-            window=t.window,
-            full_mask_share=t.full_mask_share,
-            seed=seed,
-            step=1 + step * t.accumulation + micro,
-        )
-        loss = soft_loss(drafter, teacher, part, batch) / t.accumulation
-        loss.backward()
-        total += float(loss.detach())
-    norm = float(nn.utils.clip_grad_norm_(drafter.trained(), t.clip, error_if_nonfinite=True))
-    for optim in optims:
-        optim.step()
-    return total, norm
+    """As training.train: in place, the curve's rows, from the state in `scratch` where there is one."""
+    loss = partial(soft_loss, drafter, teacher)
+    return training.train_on(
+        drafter, texts, loss, t, v, seed=seed, scratch=scratch, keep=keep, title=title, dtype=dtype
+    )

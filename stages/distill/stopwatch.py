@@ -9,10 +9,9 @@ from pathlib import Path
 from time import perf_counter
 from typing import Any
 
-import torch
 from torch import nn
 
-from stages.common import store
+from stages.common import parallel, saved, store
 from stages.common.validation import Row
 
 
@@ -24,7 +23,7 @@ class Stopwatch:
 
     def __init__(self, drafter: nn.Module, folder: Path, *, accumulation: int) -> None:
         self.file, self.accumulation = folder / "seconds.json", accumulation
-        self.done = _steps_done(folder / "state.pt")
+        self.done = saved.steps_done(folder)
         known = store.read_json(self.file) if self.file.exists() else {}
         self.seconds: dict[int, float] = {int(step): s for step, s in known.items() if int(step) <= self.done}
         self._spent = max(self.seconds.values(), default=0.0)
@@ -37,7 +36,8 @@ class Stopwatch:
             self._spent += now - self._started
             if self._passes % self.accumulation == 0:
                 self.seconds[self.done + self._passes // self.accumulation] = self._spent
-                store.write_json(self.file, self.seconds)
+                if parallel.first():
+                    store.write_json(self.file, self.seconds)
         self._started = now if drafter.training else None
         self._passes += drafter.training
 
@@ -53,8 +53,3 @@ class Stopwatch:
     def close(self) -> None:
         """Stop listening."""
         self._hook.remove()
-
-
-def _steps_done(state: Path) -> int:
-    """Steps of a saved state; its tensors are not read."""
-    return torch.load(state, weights_only=True, mmap=True)["step"] if state.exists() else 0

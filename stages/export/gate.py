@@ -11,8 +11,8 @@ from typing import Any, NamedTuple
 from torch import Tensor
 
 from stages.common.models import Verifier
-from stages.common.tokenizers import Tokenizer
 from stages.common.params import keys_at, load
+from stages.common.tokenizers import Tokenizer
 from stages.evaluate.contract import Method, Proposal, Sampling, State
 from stages.evaluate.engine import Engine
 from stages.evaluate.harness import Prompt, Shared

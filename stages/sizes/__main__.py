@@ -17,8 +17,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from kernels import objectives
-from stages.common import entry, provenance, scratch, starts, store, studies, training
-from stages.common.drafters import DrafterCard, Prefix, save_drafter
+from stages.common import entry, lora, parallel, provenance, scratch, starts, store, studies, training
+from stages.common.drafters import DrafterCard, Prefix
 from stages.common.params import Count, ParamError, keys_at, load
 from stages.common.starts import Adapt
 from stages.common.validation import Validation
@@ -40,7 +40,10 @@ class Size:
 def main(run: entry.Run) -> None:
     recipe, size = load(Adapt, run.profile, "adapt"), load(Size, run.profile, "sizes", run.size)
     v = load(Validation, run.profile, "validation")
-    grow(run.profile, run.size, size, recipe, v, run.device(), seed=load(int, "seed"))
+    if parallel.launch(run, parallel.processes(recipe.training.parallel)):
+        return
+    with parallel.joined(run.device().name):
+        grow(run.profile, run.size, size, recipe, v, run.device(), seed=load(int, "seed"))
 
 
 def grow(profile: str, name: str, size: Size, recipe: Adapt, v: Validation, device: entry.Device, *, seed: int) -> None:
@@ -66,11 +69,15 @@ def grow(profile: str, name: str, size: Size, recipe: Adapt, v: Validation, devi
         )
     except ValueError as error:  # what looks at layers takes them for adapt's
         raise ValueError(str(error).replace("adapt.layers", f"{key}.layers")) from None
-    drafter = drafter.to(device.name)
+    parameters = sum(p.numel() for p in drafter.trained())
+    if t.steps:
+        lora.ready(drafter, t.lora, seed=seed)
+    drafter = drafter.to(parallel.local_device(device.name))
     for p in drafter.trained():
         p.requires_grad_(t.steps > 0)
 
-    mark = scratch.fingerprint([size, recipe, v, seed], {**digests, "stage": f"size {name}"}, CODE)
+    decides = [size, replace(recipe, training=training.alone(t)), training.state_form(t, device), v, seed]
+    mark = scratch.fingerprint(decides, {**digests, "stage": f"size {name}"}, CODE)
     rows = training.train(
         drafter,
         texts,
@@ -80,17 +87,18 @@ def grow(profile: str, name: str, size: Size, recipe: Adapt, v: Validation, devi
         seed=seed,
         scratch=scratch.scratch_folder(mark),
         title=f"size {name}",
+        dtype=training.passes_in(device),
     )
     card = DrafterCard(
         block_size=t.window,
-        parameters=sum(p.numel() for p in drafter.trained()),
+        parameters=parameters,
         provenance={"command": provenance.command(), "sha256": digests, "steps": t.steps, "seed": seed},
         **facts,
     )
-    with store.replace_folder(studies.size_folder(profile, name)) as out:
-        save_drafter(out, drafter, card)
-    store.write_text(store.curves_file(profile, f"size_{name}"), training.curve_csv(rows))
-    scratch.discard(mark)
+    training.write(studies.size_folder(profile, name), drafter, card, t)
+    if parallel.first():
+        store.write_text(store.curves_file(profile, f"size_{name}"), training.curve_csv(rows))
+        scratch.discard(mark)
 
 
 CODE = [Path(__file__), Path(starts.__file__), *training.CODE]

@@ -19,6 +19,7 @@ DOORS = {
     "tokenizers": MODELS,
     "pyarrow": {"stages/common/store.py", "stages/download/records.py"},
     "huggingface_hub": {"stages/common/hub.py", "stages/download/fetch.py", "stages/download/hub_errors.py"},
+    "peft": {"stages/common/lora.py"},
 }
 REPORT_ONLY = ("pandas", "matplotlib")
 

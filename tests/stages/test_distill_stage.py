@@ -196,7 +196,7 @@ def test_a_variant_says_what_it_is_and_is_trained_as_such(place):
 def test_another_seed_draws_other_texts_from_the_same_start(place, monkeypatch):
     seen = []
 
-    def train(drafter, texts, objective, t, v, *, seed, scratch, keep, title):
+    def train(drafter, texts, objective, t, v, *, seed, scratch, keep, title, dtype):
         start = [p.detach().clone() for p in drafter.trained()]
         order = windows.order(texts.training, sequences=4, seed=seed)
         seen.append((start, texts.training, texts.held_out, [next(order) for _ in range(5)]))
