@@ -51,6 +51,7 @@ class FedDrafter(Head):
     """
 
     kind = "fed"
+    prefix = "verifier"  # what a window sees of its text is made of the verifier's states
 
     def __init__(
         self, verifier: Verifier, *, reads: tuple[int, ...], d2t: Tensor, layers: int, start_layers: tuple[int, ...]

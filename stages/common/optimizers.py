@@ -113,9 +113,9 @@ def rate(step: int, t: Rates) -> float:
 
 def optimizers(drafter: Drafter, t: Rates) -> list[torch.optim.Optimizer]:
     """One for the weight matrices at `lr`, one for all else at `lr_other`: head and embedding are tables of words."""
-    words = (drafter.lm_head.weight, drafter.body.embed_tokens.weight)
-    matrices = [p for p in drafter.trained() if p.ndim == 2 and not any(p is table for table in words)]
-    others = [p for p in drafter.trained() if p.ndim != 2 or any(p is table for table in words)]
+    words = {id(drafter.lm_head.weight)} | {id(m.weight) for m in drafter.modules() if isinstance(m, nn.Embedding)}
+    matrices = [p for p in drafter.trained() if p.ndim == 2 and id(p) not in words]
+    others = [p for p in drafter.trained() if p.ndim != 2 or id(p) in words]
     first: torch.optim.Optimizer
     if t.optimizer == "muon":
         first = Muon(matrices, lr=t.lr, momentum=MOMENTUM, weight_decay=t.weight_decay)
