@@ -24,6 +24,7 @@ def make_models(profile: str, params: Models) -> list[Path]:
     folder = store.foreign_folder(profile)
     if params.drafter is None:
         shutil.rmtree(folder, ignore_errors=True)
+        folder.with_name(foreign.LAYOUT).unlink(missing_ok=True)
         return made
     return [*made, make_drafter(profile, params.drafter)]
 
@@ -44,7 +45,7 @@ def make_verifier(profile: str, params: VerifierWheel | VerifierTiny | VerifierH
 
 
 def make_drafter(profile: str, params: HubDrafter | DrafterTiny) -> Path:
-    """Write the folder of a published drafter, and in it what its own files do not say."""
+    """Write the folder of a published drafter, and beside it what its files do not say."""
     folder = store.foreign_folder(profile)
     with store.replace_folder(folder) as partial:
         if isinstance(params, DrafterTiny):
