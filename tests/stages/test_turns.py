@@ -15,7 +15,7 @@ from stages.evaluate.__main__ import evaluate
 from stages.evaluate.contract import Sampling
 from stages.evaluate.engine import Engine
 from stages.evaluate.methods.vanilla import Vanilla
-from stages.plan.__main__ import chosen_prompts
+from stages.grid.__main__ import chosen_prompts
 from tests.stages import laboratory
 from tests.stages.laboratory import BENCHMARK, DEVICE, PROFILE, SPLIT
 
