@@ -5,7 +5,7 @@ import pytest
 from stages.plan.settings import LISTS, plan_of
 from tests.pipeline.project import STARTED, clone, commit
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.large
 
 PAIRS = ("qwen14b", "qwen72b", "llama13b", "llama70b")
 

@@ -43,7 +43,7 @@ def files(root: Path) -> dict[str, bytes]:
     return {str(file.relative_to(root)): file.read_bytes() for file in root.rglob("*") if file.is_file()}
 
 
-@pytest.mark.slow
+@pytest.mark.large
 def test_a_fresh_clone_pulls_what_another_machine_pushed_and_runs_nothing(finished, endpoint, tmp_path):
     here = finished.copy(tmp_path / "here")
     here.dvc("remote", "add", "--default", "store", f"s3://{BUCKET}/runs")

@@ -8,7 +8,7 @@ from tests.pipeline import twins, warm
 from tests.pipeline.project import STARTED, Project, clone, commit
 from tests.pipeline.test_large import PAIRS
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.large
 
 METHODS = ["specdiff2", "specdiff2_tree"]  # of both objectives
 BENCHMARKS = ["math500", "gpqa"]

@@ -63,7 +63,7 @@ def test_two_processes_train_what_one_does(tmp_path):
     assert_same(work(replace(halves[0], stop=False)), one["muon"])
 
 
-@pytest.mark.slow
+@pytest.mark.large
 def test_four_processes_go_on_from_two_and_one_from_four(tmp_path):
     changed = {"sequences": 5}
     wanted = work(Job(folder=tmp_path / "one", changed=changed))
@@ -166,7 +166,7 @@ def drafter_of(name):
     return load_file(Path("data/tiny/drafters") / name / "model.safetensors")
 
 
-@pytest.mark.slow
+@pytest.mark.large
 def test_the_stage_starts_itself_in_two_processes(shared):
     process = stage("tiny", "streak")
     out, err = process.communicate(timeout=300)
@@ -185,7 +185,7 @@ def test_the_stage_starts_itself_in_two_processes(shared):
     assert len(curve.splitlines()) == len(Path("data/tiny/curves/streak.csv").read_text().splitlines())
 
 
-@pytest.mark.slow
+@pytest.mark.large
 def test_a_mistake_is_said_once_and_the_status_passed_on(shared):
     ask(2, full_mask_share=0.5)
     process = stage("tiny", "streak")
@@ -216,7 +216,7 @@ def gone(pids, *, seconds=60):
     return False
 
 
-@pytest.mark.slow
+@pytest.mark.large
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
 @pytest.mark.parametrize("end", [signal.SIGINT, signal.SIGKILL], ids=["Ctrl-C", "killed"])
 def test_ended_it_leaves_no_process_and_goes_on(shared, end):

@@ -218,7 +218,7 @@ def run(script, *arguments, cwd=ROOT):
     assert done.returncode == 0, done.stderr[-3000:]
 
 
-@pytest.mark.slow
+@pytest.mark.large
 def test_the_stage_starts_its_ranks_and_one_of_them_writes(profile, tmp_path):
     path = Path("params.yaml")
     document = json.loads(path.read_text())
@@ -260,7 +260,7 @@ Path(sys.argv[1], f"rank{os.environ['RANK']}.json").write_text(json.dumps([texts
 """
 
 
-@pytest.mark.slow
+@pytest.mark.large
 @pytest.mark.parametrize("kind", ["llama", "gemma3"])
 def test_two_ranks_write_the_text_of_one(tmp_path, kind):
     """Gloo and transformers' own plan: every rank has half of the heads, all the scores, and the same text."""

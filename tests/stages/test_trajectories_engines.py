@@ -90,7 +90,7 @@ def test_a_stage_that_was_launched_does_nothing_itself(place, monkeypatch):
     assert asked == [(RUN, 2), (RUN, 1)]
 
 
-@pytest.mark.slow
+@pytest.mark.large
 def test_a_stage_that_asks_for_processes_starts_them_itself(place):
     def written() -> dict[str, bytes]:
         words = [sys.executable, "-m", "stages.trajectories", "tiny"]
