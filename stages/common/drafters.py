@@ -147,6 +147,8 @@ class ForeignDrafter(Drafter):
     head: over its whole vocabulary; only rows of words the verifier has are ever scored, so q is normalised over them.
     """
 
+    moved = False  # whether its weights beside an adapter are others than the base's
+
     def __init__(self, causal_lm: Any, *, words: Words, mask: int, prefix: Prefix) -> None:
         CausalModel.__init__(self, causal_lm.model)
         assert prefix != "verifier"
@@ -262,8 +264,8 @@ def _save_foreign(folder: Path, drafter: ForeignDrafter, *, trained: bool) -> No
     save_words(folder, drafter.map)
     if lora.attached(drafter):
         lora.save(folder, drafter)
-    elif trained:
-        state = {k: v.contiguous() for k, v in drafter.state_dict().items()}
+    if drafter.moved or (trained and not lora.attached(drafter)):
+        state = {k: v.contiguous() for k, v in lora.base_of(drafter.state_dict()).items()}
         if drafter.body.config.tie_word_embeddings:
             state.pop("lm_head.weight")
         save_file(state, folder / "model.safetensors", metadata={"format": "pt"})
@@ -285,6 +287,7 @@ def _load_foreign(folder: Path, card: DrafterCard, *, dtype: torch.dtype, device
     causal_lm = foreign.model_of(foreign.config_of(base), state)
     mask = foreign.read_layout(base).mask_token_id
     drafter = ForeignDrafter(causal_lm, words=load_words(folder), mask=mask, prefix=card.prefix)
+    drafter.moved = whole.exists()
     if lora.saved(folder):
         lora.load(drafter, folder)
         drafter = drafter.to(device=device, dtype=dtype)

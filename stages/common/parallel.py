@@ -221,7 +221,7 @@ def _shard(team: Team, *, dtype: torch.dtype) -> None:
     drafter = team.drafter
     mesh = init_device_mesh(drafter.device.type, (size(),))
     policy = MixedPrecisionPolicy(param_dtype=None if dtype == torch.float32 else dtype, reduce_dtype=torch.float32)
-    shared = set(drafter.body.embed_tokens.parameters())
+    shared = set(drafter.body.embed_tokens.parameters()) - set(drafter.trained())
     for layer in drafter.body.layers:
         fully_shard(layer, mesh=mesh, mp_policy=policy)
     # Resharded after the pass: what looks at parameters between passes must find the spread ones.

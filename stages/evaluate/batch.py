@@ -55,6 +55,8 @@ class BatchEngine(Engine):
     @torch.inference_mode()
     def decode_all(self, prompts: Sequence[Prompt], build: Callable[[], Method]) -> list[Text]:
         """The texts in the order of their prompts. build: a method for one text; drafters may be shared."""
+        if later := [prompt.id for prompt in prompts if prompt.behind is not None]:
+            raise ValueError(f"prompt {later[0]} is a later turn of a chat, which stands behind a text not decoded yet")
         texts = [Text(list(prompt.ids)) for prompt in prompts]
         waiting = deque(range(len(texts)))
         longest = max((len(text.prompt_ids) + max(0, self._room(text)) for text in texts), default=0)

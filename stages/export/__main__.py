@@ -13,7 +13,7 @@ prompts, which no training has seen; otherwise the stage fails and no folder is 
 from dataclasses import dataclass
 from pathlib import Path
 
-from stages.common import entry, provenance, store
+from stages.common import entry, provenance, spread, store
 from stages.common.models import resolve_dtype
 from stages.common.params import Count, keys_at, load
 from stages.evaluate.parts import load_models
@@ -36,6 +36,7 @@ def export(profile: str, name: str, params: Params, device: entry.Device, *, see
     source = store.drafter_folder(profile, name)
     if not source.exists():
         raise ValueError(f"params.yaml: exports: no drafter {name!r} in {source.parent}; train it, or correct the list")
+    spread.refuse_ranks(device.placement, "exports")
     verifier, tokenizer = load_models(profile, device)
     kind = store.read_json(source / "drafter.json")["kind"]
     method = gate.method_for(profile, name, kind)

@@ -54,7 +54,7 @@ def method_for(profile: str, name: str, kind: str) -> str:
 
 def held_out(profile: str, tokenizer: Tokenizer, benchmarks: Sequence[str], *, count: int) -> list[Prompt]:
     """Benchmark prompts, in turn from each: the corpus is guarded against all of them. Fewer if there are no more."""
-    found = [read_prompts(profile, benchmark, tokenizer) for benchmark in benchmarks]
+    found = [[p for p in read_prompts(profile, benchmark, tokenizer) if p.behind is None] for benchmark in benchmarks]
     mixed = [prompt for prompt in chain.from_iterable(zip_longest(*found)) if prompt is not None][:count]
     if not mixed:
         raise ValueError("params.yaml: benchmarks: [] leaves no held-out prompt to try the export on; name one")

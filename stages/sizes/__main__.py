@@ -53,6 +53,8 @@ def grow(profile: str, name: str, size: Size, recipe: Adapt, v: Validation, devi
         raise ParamError(f"params.yaml: {key}.layers: empty; name a layer of the verifier at least")
     if recipe.start == "drafter" and size.layers:
         raise ParamError(f"params.yaml: {key}.layers: adapt starts from a drafter, which is taken whole; write []")
+    if recipe.start == "drafter" and size.prefix == "verifier":
+        raise ParamError(f"params.yaml: {key}.prefix: a drafter never reads the verifier's; write own or bidirectional")
     changed = {name: value for name in ("windows", "sequences") if (value := getattr(size, name)) is not None}
     t = replace(recipe.training, **changed)
     try:

@@ -161,16 +161,18 @@ def decode_shards(shards: Shards, decode: Decode, mine: Sequence[int], *, ranks:
 
 
 def check_ranks(params: Trajectories, device: Device, ranks: Ranks) -> None:
-    """Several processes each load a whole verifier: nothing that is itself spread over them or over all GPUs."""
-    if ranks.world == 1:
-        return
+    """vLLM makes its own processes; the decoder of this project has a whole verifier on the device of each process."""
     if isinstance(params.engine, Vllm):
-        raise ValueError("trajectories.engine: vLLM starts its own processes; run this stage as one, without torchrun")
-    placement = getattr(getattr(device, "placement", None), "verifier", "one")
+        if ranks.world > 1:
+            raise ValueError(
+                "trajectories.engine: vLLM starts its own processes; run this stage as one, without torchrun"
+            )
+        return
+    placement = "one" if device.placement is None else device.placement.verifier
     if placement != "one":
         raise ValueError(
-            f"device.placement.verifier: {placement}: {ranks.world} processes of trajectories each load a verifier of "
-            "their own on one GPU; write trajectories.processes: 1 (placement auto), or engine: {name: vllm, ...}"
+            f"device.placement.verifier: {placement}: engine transformers writes trajectories with a whole verifier on "
+            "one device; write trajectories.engine: {name: vllm, tensor_parallel: 8, memory_share: 0.9}"
         )
 
 

@@ -21,6 +21,8 @@ from stages.common.medusa import HydraHead, MedusaHead
 from stages.common.models import config_digest, load_causal_lm, load_tokenizer, load_verifier
 from stages.common.provenance import prompt_sha256
 from stages.common.tiny import VOCABULARY, build_tiny, save_tiny
+from stages.download.collect import rows
+from stages.download.items import Item
 from stages.export import forms, gate
 from stages.export.__main__ import drafters, main
 
@@ -309,3 +311,14 @@ def test_an_adapter_is_exported_as_weights_or_beside_those_of_its_base(place, me
     assert lora.saved(folder) == (not merge)
     names = load_file(folder / "model.safetensors").keys()
     assert not [name for name in names if "lora" in name or "base_layer" in name]
+
+
+def test_later_turns_of_a_chat_are_not_tried(place):
+    """They stand behind an answer, which is not decoded here."""
+    encode = load_tokenizer(store.verifier_folder("tiny")).encode_prompt
+    chats = [Item("q1", "One?", None, "x", ("Two?",)), Item("q2", "Six?", None, "x", ("Ten?",))]
+    found = [row for chat in chats for row in rows(chat, split="test", wording="{prompt}", encode=encode)]
+    assert len(found) == 4
+    store.write_parquet(store.prompts_file("tiny", "sums"), found, store.PROMPTS, {})
+    tokenizer = load_tokenizer(store.verifier_folder("tiny"))
+    assert [prompt.id for prompt in gate.held_out("tiny", tokenizer, ["sums"], count=9)] == ["q1", "q2"]

@@ -29,6 +29,7 @@ TINY = {"source": "tiny", "kind": "qwen2", "seed": 3, "layers": 2, "width": 32, 
 SIZES = {
     "masks": {"layers": [], "prefix": "bidirectional", "windows": 1},
     "many": {"layers": [], "prefix": "bidirectional"},
+    "fed": {"layers": [], "prefix": "verifier"},
 }
 RECIPE = {"start": "drafter", "layers": [], "prefix": "own", "draft_vocab": 0, "training": TRAINING | {"steps": 0}}
 
@@ -108,6 +109,8 @@ def test_one_mask_beside_the_other(place):
     check_lossless(loaded(folders[1]))
     with pytest.raises(ValueError, match=r"training.windows: 2 with adapt.prefix bidirectional.*windows: 1"):
         run(sizes, size="many")
+    with pytest.raises(ParamError, match=r"p.sizes.fed.prefix: a drafter never reads the verifier's"):
+        run(sizes, size="fed")
 
 
 def test_a_whole_training_has_weights_of_its_own_and_leaves_the_base_alone(place):
@@ -154,6 +157,22 @@ def test_a_merged_adapter_is_whole_weights(place):
     state = dict(drafter.body.named_parameters())
     assert not torch.equal(state["layers.0.self_attn.q_proj.weight"], base["model.layers.0.self_attn.q_proj.weight"])
     assert torch.equal(state["layers.0.self_attn.k_proj.weight"], base["model.layers.0.self_attn.k_proj.weight"])
+    check_lossless(loaded(folder))
+
+
+@pytest.mark.parametrize("first", [None, LORA | {"merge": True}])
+def test_an_adapter_over_a_trained_drafter_is_read_back_over_what_it_was_trained_on(place, first):
+    write(RECIPE | {"training": TRAINING | ({"lora": first} if first else {})}, lora=LORA)
+    run(adapt)
+    run(distill, objective="streak")
+    folder = store.drafter_folder("p", "streak")
+    assert files(folder) == PLAIN | ADAPTER | {"model.safetensors"}
+    trained = dict(loaded(store.drafter_folder("p", "adapt"), packed=False).named_parameters())
+    adapted = dict(loaded(folder, packed=False).named_parameters())
+    under = {name.replace(".base_layer.", "."): value for name, value in adapted.items() if ".lora_" not in name}
+    assert all(torch.equal(trained[name], value) for name, value in under.items())
+    published = base_weights()["model.layers.0.self_attn.q_proj.weight"]
+    assert not torch.equal(under["body.layers.0.self_attn.q_proj.weight"], published)
     check_lossless(loaded(folder))
 
 

@@ -4,7 +4,7 @@ import os
 import subprocess
 import sys
 import types
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -364,7 +364,7 @@ def test_vllm_that_is_not_installed_is_named(place, monkeypatch):
 
 
 def test_vllm_under_torchrun_is_refused(place, monkeypatch):
-    from stages.common.entry import Device
+    from stages.common.entry import Device, Placement
     from stages.trajectories.ranks import Ranks
     from stages.trajectories.write import check_ranks
 
@@ -374,6 +374,13 @@ def test_vllm_under_torchrun_is_refused(place, monkeypatch):
     check_ranks(settings, device, Ranks(0, 1, 0))
     with pytest.raises(ValueError, match="vLLM starts its own processes"):
         check_ranks(settings, device, Ranks(0, 2, 0))
+    spread = replace(device, placement=Placement(verifier="auto", drafter=""))
+    check_ranks(settings, spread, Ranks(0, 1, 0))
+    write_params(keep_layers=[])
+    settings = params.load(vllm.Trajectories, "tiny", "trajectories")
+    for world in (1, 2):
+        with pytest.raises(ValueError, match=r"placement.verifier: auto: .* write trajectories.engine: {name: vllm"):
+            check_ranks(settings, spread, Ranks(0, world, 0))
 
 
 @pytest.mark.gpu
