@@ -1,53 +1,63 @@
 """The large profiles through `dvc repro`, with tiny models in the hub's cache: nothing else of them is small."""
 
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
 import pytest
 
 from stages.common import store
-from stages.plan.settings import LISTS, plan_of
+from stages.plan.settings import plan_of
 from tests.pipeline import twins, warm
-from tests.pipeline.project import STARTED, Project, clone, commit
-from tests.pipeline.test_large import PAIRS
+from tests.pipeline.project import STARTED, Project, clone
 
 pytestmark = pytest.mark.large
 
-METHODS = ["specdiff2", "specdiff2_tree"]  # of both objectives
-BENCHMARKS = ["math500", "gpqa"]
+METHODS = ("specdiff2", "specdiff2_tree")  # of both objectives
+
+
+class Bench(NamedTuple):
+    project: Project  # for one twin after the other
+    params: dict[str, Any]  # params.yaml as in the working tree
+    hub: Path
 
 
 @pytest.fixture(scope="module")
-def twinned(tmp_path_factory) -> Project:
-    """All four, after one `dvc repro`."""
-    home, aside = tmp_path_factory.mktemp("hub"), tmp_path_factory.mktemp("warm")
+def bench(tmp_path_factory) -> Iterator[Bench]:
+    """Stages, and what torchrun starts in them, are warm."""
+    aside, hub = tmp_path_factory.mktemp("warm"), tmp_path_factory.mktemp("hub")
     project = clone(tmp_path_factory.mktemp("twins"), programs=aside)
-    whole = project.params()
-    sections = {f"{name}_tiny": twins.twin(whole[name], folder=project.root) for name in PAIRS}
-    for name, section in sections.items():
-        twins.fill_cache(home, section, aside=tmp_path_factory.mktemp(name))
-    twins.write_profiles(project, sections)
-    lists = {**plan_of(PAIRS[0]).lists, "methods": METHODS, "benchmarks": BENCHMARKS}
-    project.set(profiles=list(sections), **{name: list(lists[name]) for name in LISTS})
-    commit(project)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("HF_HOME", str(home))
+        patch.setenv("HF_HOME", str(hub))
+        patch.setenv("PYTHON_EXEC", str(aside / "python"))
         with warm.started(aside, project.env()):
-            output = project.dvc("repro")
-    started = STARTED.findall(output)
+            yield Bench(project, project.params(), hub)
+
+
+@pytest.mark.parametrize(
+    ("profile", "benchmark", "processes"),
+    [("qwen14b", "math500", 2), ("qwen72b", "gpqa", 1), ("llama13b", "humaneval", 1), ("llama70b", "mt_bench", 1)],
+)
+def test_a_twin_goes_from_the_hub_to_the_report(bench, profile, benchmark, processes, tmp_path):
+    """A benchmark each, of other forms: they take most of the time."""
+    name, root = f"{profile}_tiny", bench.project.root
+    lists = {**plan_of(profile).lists, "methods": METHODS, "benchmarks": (benchmark,)}
+    section = twins.twin(bench.params[profile], lists, processes=processes, folder=root)
+    twins.fill_cache(bench.hub, section, aside=tmp_path)
+    twins.write_profile(bench.project, name, section, lists)
+
+    started = STARTED.findall(bench.project.dvc("repro"))
     assert len(set(started)) == len(started)
-    assert {f"report@{name}" for name in sections} <= set(started)
-    return project
-
-
-@pytest.mark.parametrize("name", [f"{name}_tiny" for name in PAIRS])
-def test_a_twin_goes_from_the_hub_to_the_report(twinned, name):
-    for benchmark in BENCHMARKS:
-        cells = {
-            method: store.read_parquet(twinned.root / store.cell_file(name, benchmark, method), store.CELLS)
-            for method in ("vanilla", *METHODS)
-        }
-        texts = [row["output_ids"] for row in cells["vanilla"]]
-        assert texts
-        for rows in cells.values():
-            assert [row["output_ids"] for row in rows] == texts
-    card = store.read_json(twinned.root / store.drafter_folder(name, "streak") / "drafter.json")
-    assert card["base"] == "models/drafter"
-    assert (twinned.root / store.report_folder(name) / "report.md").exists()
+    assert f"report@{name}" in started
+    cells = {
+        method: store.read_parquet(root / store.cell_file(name, benchmark, method), store.CELLS)
+        for method in ("vanilla", *METHODS)
+    }
+    texts = [row["output_ids"] for row in cells["vanilla"]]
+    assert texts
+    for rows in cells.values():
+        assert [row["output_ids"] for row in rows] == texts
+    for objective in lists["objectives"]:
+        card = store.read_json(root / store.drafter_folder(name, objective) / "drafter.json")
+        assert card["base"] == "models/drafter"
+    assert (root / store.report_folder(name) / "report.md").exists()

@@ -9,13 +9,14 @@ import csv
 import hashlib
 import io
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from copy import deepcopy
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
+from ruamel.yaml import YAML
 from safetensors.torch import save_file
 
 from stages.common import tiny
@@ -49,12 +50,14 @@ SETTINGS = {  # instead of the profile's, where it has such a setting
         "checkpoint_every": 2,
     },
     "distill.training.lora": {"rank": 2, "alpha": 4},
-    "distill.training.parallel": {"processes": 1},
 }
 
 
-def twin(section: Mapping[str, Any], *, folder: Path) -> Section:
-    """The section with small numbers. folder: of the project, for files instead of wheels."""
+def twin(section: Mapping[str, Any], lists: Mapping[str, Collection[str]], *, processes: int, folder: Path) -> Section:
+    """The section with small numbers, and what the lists select of it: DVC reads all of it for every stage.
+
+    processes: that share a stage, where the profile has several. folder: of the project, for files instead of wheels.
+    """
     small: Section = deepcopy(dict(section))
     del small["plan"]
     for key, values in SETTINGS.items():
@@ -64,14 +67,25 @@ def twin(section: Mapping[str, Any], *, folder: Path) -> Section:
         if node:
             node |= {name: value for name, value in values.items() if name in node}
     small["trajectories"].pop("engine", None)  # vLLM wants a GPU
-    small["trajectories"]["processes"] = 1
+    for node in (small["trajectories"], small["distill"]["training"]["parallel"]):
+        if "processes" in node:
+            node["processes"] = processes
     small["device"]["placement"] = {"verifier": "one", "drafter": ""}
     small["models"]["drafter"]["mask_token_id"] = MASK
+    keep(small["download"]["benchmarks"], lists["benchmarks"])
+    keep(small["distill"], {"training", *lists["objectives"]})
+    keep(small["evaluate"], {"shared", "vanilla", *lists["methods"]})
+    keep(small["sweeps"], lists["sweeps"])
     for part in parts(small):
         part["limit"] = 12 if part in small["download"]["corpus"]["parts"].values() else 2
         if part["source"]["source"] == "pypi":
             part["source"] = local(part["source"], folder)
     return small
+
+
+def keep(node: Section, names: Collection[str]) -> None:
+    for name in node.keys() - names:
+        del node[name]
 
 
 def parts(section: Section) -> Iterator[Section]:
@@ -192,13 +206,12 @@ _FIELDS = {
 }
 
 
-def write_profiles(project: Project, sections: Mapping[str, Section]) -> None:
-    """The twins as the only profiles of params.yaml."""
-    from ruamel.yaml import YAML
-
+def write_profile(project: Project, name: str, section: Section, lists: Mapping[str, Collection[str]]) -> None:
+    """The twin alone in params.yaml, and nothing in dvc.lock: DVC reads and writes both for every stage."""
+    (project.root / "dvc.lock").unlink(missing_ok=True)
     yaml, path = YAML(), project.root / "params.yaml"
     document = yaml.load(path)
-    for name in [name for name, node in document.items() if isinstance(node, dict) and "models" in node]:
-        del document[name]
-    document |= sections
+    for other in [key for key, node in document.items() if isinstance(node, dict) and "models" in node]:
+        del document[other]
+    document |= {name: section, "profiles": [name], **{key: list(names) for key, names in lists.items()}}
     yaml.dump(document, path)

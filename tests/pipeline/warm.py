@@ -2,6 +2,8 @@
 
     with started(folder, env) as programs: ...     # programs/python -m <module> <words>
 
+Where PYTHON_EXEC names that program, so are the processes that torchrun starts.
+
 Importing them takes longer than any stage of `smoke` computes, and a run has dozens of stages. A fork has the caller's
 folder, environment and streams, and runs what `python -m` runs; nothing of the project is imported ahead of it.
 """
@@ -32,6 +34,7 @@ HEAVY = (
     "ruamel.yaml",
     "pandas",
     "matplotlib.figure",
+    "peft",
     "tqdm",
 )
 STREAMS = (0, 1, 2)
@@ -95,7 +98,7 @@ def become(words: list[str], folder: str, env: dict[str, str]) -> None:
     os.chdir(folder)
     os.environ.clear()
     os.environ.update(env)
-    flag, module, *rest = words
+    flag, module, *rest = words[1:] if words[0] == "-u" else words  # torchrun's: unbuffered
     assert flag == "-m", words
     sys.orig_argv[:] = ["python", *words]
     sys.argv[:] = [module, *rest]
